@@ -1,0 +1,26 @@
+"""SteinDiff: few-step diffusion sampling without retraining.
+
+Data flows one way: model → Denoiser → Step (tableau + engine) → Correction → next state.
+"""
+
+from steindiff.grids import GRIDS
+from steindiff.levels import Level, Levels
+from steindiff.sample import Cancelled, Moment, Sampling, noise, sample
+from steindiff.schedules import SCHEDULES
+from steindiff.solvers import SOLVERS
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GRIDS",
+    "SCHEDULES",
+    "SOLVERS",
+    "Cancelled",
+    "Level",
+    "Levels",
+    "Moment",
+    "Sampling",
+    "__version__",
+    "noise",
+    "sample",
+]

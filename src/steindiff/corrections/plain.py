@@ -1,0 +1,16 @@
+r"""No correction: the solver as it is."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from steindiff.corrections.base import Correction, Transition
+from steindiff.levels import Levels
+from steindiff.tableau import Step
+
+
+class Plain(Correction):
+    r"""x_next = T(x)."""
+
+    def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
+        return Transition(*step(x))

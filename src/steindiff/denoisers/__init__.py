@@ -1,0 +1,28 @@
+"""Denoisers: anything that turns (x, level) into E[x* | x]."""
+
+from steindiff.denoisers.base import Denoiser, Leaf
+from steindiff.denoisers.edm import EDMDenoiser, Preconditioned
+from steindiff.denoisers.gaussian import Gaussian
+from steindiff.denoisers.guidance import Guided
+from steindiff.denoisers.mixture import Empirical, Mixture
+from steindiff.denoisers.prediction import X0, Epsilon, FlowVelocity, Prediction, Score, Velocity
+from steindiff.denoisers.thresholding import DynamicThreshold, StaticThreshold
+
+__all__ = [
+    "X0",
+    "Denoiser",
+    "DynamicThreshold",
+    "EDMDenoiser",
+    "Empirical",
+    "Epsilon",
+    "FlowVelocity",
+    "Gaussian",
+    "Guided",
+    "Leaf",
+    "Mixture",
+    "Preconditioned",
+    "Prediction",
+    "Score",
+    "StaticThreshold",
+    "Velocity",
+]

@@ -1,0 +1,62 @@
+r"""EDM networks: a raw network with preconditioning, or one that already denoises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from steindiff.denoisers.base import Leaf
+from steindiff.denoisers.prediction import Network
+from steindiff.levels import Level
+
+
+class EDMDenoiser(Leaf):
+    r"""A network D_θ(x; σ) for x = x* + σ ε, used on any schedule: D(x, level) = D_θ(x/α; σ/α).
+
+    Args:
+        network: called with `(B, *)` states and `(B,)` noise levels σ, returns the denoised image.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def denoise(self, x: Tensor, level: Level) -> Tensor:
+        sigma = torch.full(x.shape[:1], level.ratio, dtype=torch.float32, device=x.device)
+        return self.network(x if level.alpha == 1.0 else x / level.alpha, sigma).to(x.dtype)
+
+
+class Preconditioned:
+    r"""EDM preconditioning of a raw network F: D_θ(x; σ) = c_skip x + c_out F(c_in x; c_noise).
+
+    c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²), c_noise = ln(σ)/4.
+
+    Args:
+        network: the raw F, called with `(B, *)` inputs and `(B,)` values of c_noise.
+        sigma_data: σ_d, standard deviation of the data.
+        dtype: F's own dtype.
+
+    References:
+        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
+        arXiv:2206.00364, Table 1.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[Tensor, Tensor], Tensor],
+        sigma_data: float = 0.5,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if not sigma_data > 0:
+            raise ValueError(f"sigma_data = {sigma_data}: allowed are numbers > 0")
+        self.network = network
+        self.sigma_data = sigma_data
+        self.dtype = dtype
+
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """Denoise `x`, `(B, *)`, at noise levels `sigma`, `(B,)`."""
+        s = sigma.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        total = s**2 + self.sigma_data**2
+        f = self.network((x * total.rsqrt()).to(self.dtype), (sigma.log() / 4).to(self.dtype))
+        return (self.sigma_data**2 / total) * x + (s * self.sigma_data * total.rsqrt()) * f.to(x.dtype)

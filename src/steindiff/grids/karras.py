@@ -1,0 +1,37 @@
+r"""The EDM grid: evenly spaced in (σ/α)^(1/ρ)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from steindiff.grids.base import Grid, spread
+from steindiff.schedules.base import Schedule
+
+
+@dataclass(frozen=True)
+class Karras(Grid):
+    r"""σ_i/α_i = (σ_max^{1/ρ} + i/(n − 1) (σ_min^{1/ρ} − σ_max^{1/ρ}))^ρ.
+
+    References:
+        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
+        arXiv:2206.00364, Eq. 5.
+    """
+
+    rho: float = 7.0
+    to_zero: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.rho > 0:
+            raise ValueError(f"rho = {self.rho}: allowed are numbers > 0")
+
+    def times(self, schedule: Schedule, num: int) -> list[float]:
+        high, low = schedule.ratio_max, schedule.ratio_min
+        if math.isinf(high):
+            raise ValueError("schedule: its first level has alpha = 0, the EDM grid needs a finite sigma/alpha there")
+        inner = spread(high ** (1.0 / self.rho), low ** (1.0 / self.rho), num)[1:-1]
+        ends = [schedule.t_max] if num == 1 else [schedule.t_max, schedule.t_min]
+        return [*ends[:1], *(schedule.time(-self.rho * math.log(v)) for v in inner), *ends[1:]]
+
+
+VARIANTS = {"edm": Karras()}

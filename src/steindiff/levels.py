@@ -1,0 +1,108 @@
+r"""Noise levels: where on the forward process x = α x* + σ ε a state lives.
+
+Everything downstream (solvers, corrections, calibrations) speaks of levels, never of a schedule's time.
+All scalars are Python floats, that is float64, whatever the dtype of the state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+if TYPE_CHECKING:
+    from steindiff.schedules.base import Schedule
+
+
+class Level(NamedTuple):
+    r"""One noise level (t, α, σ) of the forward coupling x = α x* + σ ε.
+
+    `t` is what the network is conditioned on; `alpha` and `sigma` are what the mathematics needs.
+    """
+
+    t: float
+    alpha: float
+    sigma: float
+
+    @property
+    def lam(self) -> float:
+        r"""Half log-SNR λ = log(α/σ); +∞ at σ = 0, −∞ at α = 0."""
+        if self.sigma == 0.0:
+            return math.inf
+        if self.alpha == 0.0:
+            return -math.inf
+        return math.log(self.alpha / self.sigma)
+
+    @property
+    def ratio(self) -> float:
+        r"""Noise-to-signal ratio σ/α, the σ of EDM coordinates; ∞ at α = 0."""
+        return math.inf if self.alpha == 0.0 else self.sigma / self.alpha
+
+
+@dataclass(frozen=True)
+class Levels(Sequence[Level]):
+    r"""The levels a sampler visits, from noise to data: σ/α strictly decreasing, at most the last one at σ = 0.
+
+    A solver with inner stages also needs levels between two neighbours; `between` asks the schedule.
+
+    Args:
+        levels: at least two levels.
+        schedule: the schedule the levels belong to.
+
+    Raises:
+        ValueError: if a level is not finite or not of the allowed sign, or σ/α does not strictly decrease.
+    """
+
+    levels: tuple[Level, ...]
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        if len(self.levels) < 2:
+            raise ValueError(f"levels: got {len(self.levels)}, need at least 2 (one step)")
+        for i, level in enumerate(self.levels):
+            if not all(map(math.isfinite, level)) or level.alpha < 0 or level.sigma < 0:
+                raise ValueError(f"levels[{i}] = {level}: t, alpha, sigma must be finite, alpha and sigma >= 0")
+            if level.alpha == level.sigma == 0.0:
+                raise ValueError(f"levels[{i}] = {level}: alpha and sigma must not both be 0")
+        for i in range(self.steps):
+            if not self.levels[i].ratio > self.levels[i + 1].ratio:
+                raise ValueError(
+                    f"levels[{i + 1}]: sigma/alpha = {self.levels[i + 1].ratio:.6g} does not lie below "
+                    f"{self.levels[i].ratio:.6g} of levels[{i}]; noise must strictly decrease"
+                )
+
+    @property
+    def steps(self) -> int:
+        """Number of solver steps, one less than the number of levels."""
+        return len(self.levels) - 1
+
+    def between(self, i: int, r: float) -> Level:
+        r"""The level at λ_i + r (λ_{i+1} − λ_i), for an inner stage of step i."""
+        s, t = self.levels[i].lam, self.levels[i + 1].lam
+        return self.schedule.at(s + r * (t - s))
+
+    def from_index(self, start: int) -> Levels:
+        """The tail that begins at `start`, as img2img and inpainting need it."""
+        if not 0 <= start < self.steps:
+            raise ValueError(f"start = {start}: allowed are 0 to {self.steps - 1}")
+        return Levels(self.levels[start:], self.schedule)
+
+    @overload
+    def __getitem__(self, i: int) -> Level: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Level, ...]: ...
+    def __getitem__(self, i: int | slice) -> Level | tuple[Level, ...]:
+        return self.levels[i]
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def __iter__(self) -> Iterator[Level]:
+        return iter(self.levels)
+
+    @classmethod
+    def from_times(cls, schedule: Schedule, times: Iterable[float], *, to_zero: bool = False) -> Levels:
+        """Levels of `schedule` at the given times; `to_zero` appends the noise-free level."""
+        levels = [schedule.level(t) for t in times]
+        return cls((*levels, schedule.clean()) if to_zero else tuple(levels), schedule)

@@ -1,0 +1,160 @@
+r"""The sampling loop. There is no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from rich.progress import track
+from torch import Tensor
+
+from steindiff.corrections.base import Correction
+from steindiff.corrections.plain import Plain
+from steindiff.denoisers.base import Denoiser
+from steindiff.levels import Level, Levels
+from steindiff.solvers.base import Solver
+from steindiff.tableau import Evaluation, Step
+
+
+class Moment(NamedTuple):
+    """What a callback sees after each step: the new state and its level, and the step's last denoised image."""
+
+    i: int
+    steps: int
+    x: Tensor
+    level: Level
+    denoised: Tensor | None
+
+
+class Cancelled(RuntimeError):
+    """A callback asked to stop; there is no result."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A finished run.
+
+    Attributes:
+        x: the samples, `(B, *)`.
+        nfe: evaluations of the denoiser the solver asked for.
+        network_calls: what the networks counted, guidance and finite-difference probes included.
+        backward_passes: backward passes through the network spent by the correction.
+        statistics: what the correction measured, one mapping per step.
+        trajectory: all states from first to last if captured, else empty.
+    """
+
+    x: Tensor
+    nfe: int
+    network_calls: int
+    backward_passes: int
+    statistics: tuple[Mapping[str, Any], ...]
+    trajectory: tuple[Tensor, ...]
+
+
+def noise(seeds: Sequence[int], shape: Sequence[int], level: Level, dtype: torch.dtype = torch.float32) -> Tensor:
+    r"""Initial states σ ε, `(len(seeds), *shape)`, each drawn from its own seed on the CPU.
+
+    A sample depends on its own seed and on nothing else: not on its batch, its place in it, or the device.
+
+    Raises:
+        ValueError: if there is no seed, a seed is negative, or a dimension is not positive.
+    """
+    if len(seeds) == 0:
+        raise ValueError("seeds: got none, need at least one")
+    if any(seed < 0 for seed in seeds):
+        raise ValueError(f"seeds: allowed are numbers >= 0, got {min(seeds)}")
+    if any(n < 1 for n in shape):
+        raise ValueError(f"shape = {tuple(shape)}: all dimensions must be >= 1")
+    out = torch.empty((len(seeds), *shape), dtype=dtype)
+    for row, seed in zip(out, seeds, strict=True):
+        row.normal_(generator=torch.Generator().manual_seed(int(seed)))
+    return out * level.sigma
+
+
+def check_state(x: Tensor) -> None:
+    """Refuse states no solver can work on."""
+    if x.ndim < 2 or x.numel() == 0:
+        raise ValueError(f"x: shape {tuple(x.shape)}, need a batch of samples (B, *) with B >= 1 and at least one axis")
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"x: dtype {x.dtype}, allowed are torch.float32 and torch.float64 (the network may use less)")
+
+
+@torch.no_grad()
+def sample(
+    denoiser: Denoiser,
+    x: Tensor,
+    levels: Levels,
+    solver: Solver,
+    correction: Correction | None = None,
+    *,
+    callback: Callable[[Moment], bool | None] | None = None,
+    progress: bool = False,
+    capture: bool = False,
+) -> Sampling:
+    """Carry the states `x` from levels[0] to levels[-1].
+
+    Args:
+        denoiser: D(x, level).
+        x: initial states, `(B, *)`, float32 or float64: the dtype all arithmetic outside the network uses.
+        levels: where to step, from a grid.
+        solver: how to step.
+        correction: what to do with each step; default nothing.
+        callback: called after every step; return False to cancel.
+        progress: show a progress bar with the time left.
+        capture: keep all states.
+
+    Returns:
+        The samples with their cost.
+
+    Raises:
+        ValueError: if `x` or a denoised image has the wrong shape or dtype.
+        RuntimeError: if the network or the state became NaN or infinite, naming the step.
+        Cancelled: if the callback returned False.
+    """
+    check_state(x)
+    correction = correction or Plain()
+    calls = denoiser.calls
+    history: tuple[Evaluation, ...] = ()
+    statistics: list[Mapping[str, Any]] = []
+    healthy: list[Tensor] = []
+    trajectory = [x]
+    nfe = backward_passes = 0
+    for i in track(range(levels.steps), "sampling", disable=not progress):
+        step = Step(solver.tableau(levels, i), denoiser, history)
+        x, evaluations, stats, passes = correction(step, x, levels, i)
+        history = (*reversed(evaluations), *history)[: solver.memory]
+        nfe += len(evaluations)
+        backward_passes += passes
+        statistics.append(stats)
+        # Kept on the device: looking at them here would stall it at every step.
+        healthy.append(torch.stack([t.isfinite().all() for t in (x, *(e.d for e in evaluations))]))
+        if capture:
+            trajectory.append(x)
+        if callback is not None:
+            denoised = evaluations[-1].d if evaluations else None
+            if callback(Moment(i, levels.steps, x, levels[i + 1], denoised)) is False:
+                raise Cancelled(f"cancelled by the callback after step {i + 1} of {levels.steps}")
+    check_health(healthy, levels)
+    return Sampling(
+        x,
+        nfe,
+        denoiser.calls - calls,
+        backward_passes,
+        tuple(statistics),
+        tuple(trajectory) if capture else (),
+    )
+
+
+def check_health(healthy: Sequence[Tensor], levels: Levels) -> None:
+    """Raise if a step's state (first flag) or a denoised image (the others) was not finite."""
+    for i, flags in enumerate(healthy):
+        state, *networks = flags.tolist()
+        if state and all(networks):
+            continue
+        culprit = "the state" if all(networks) else f"the network's output (evaluation {networks.index(False) + 1})"
+        raise RuntimeError(
+            f"step {i + 1} of {levels.steps}, sigma {levels[i].sigma:.4g} to {levels[i + 1].sigma:.4g}: "
+            f"{culprit} became NaN or infinite"
+        )

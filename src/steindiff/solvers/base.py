@@ -1,0 +1,84 @@
+r"""What a solver is: a rule that maps levels to tables. It contains no tensor code."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from steindiff.grids.base import Grid
+from steindiff.levels import Level, Levels
+from steindiff.schedules.base import Schedule
+from steindiff.tableau import Row, Tableau
+
+FEW_STEPS = 15
+"""Below this number of steps public multistep implementations lower the order at the end of a run."""
+
+
+class Solver(ABC):
+    """A numerical method for the probability-flow ODE. Children are frozen dataclasses.
+
+    Attributes:
+        order: the order of convergence claimed, and checked by the contract tests.
+        memory: how many past evaluations `tableau` may refer to.
+    """
+
+    @property
+    @abstractmethod
+    def order(self) -> int:
+        """Order of convergence in the step size, history at hand."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> int:
+        """How many past evaluations a table may refer to."""
+
+    @abstractmethod
+    def tableau(self, levels: Levels, i: int) -> Tableau:
+        """The table of step i, from levels[i] to levels[i + 1], given the evaluations of all steps before it."""
+
+    def calls(self, levels: Levels) -> int:
+        """How often a run over `levels` evaluates the denoiser."""
+        return sum(len(self.tableau(levels, i).stages) for i in range(levels.steps))
+
+    def levels(self, grid: Grid, schedule: Schedule, nfe: int) -> Levels:
+        """The levels of a run that spends exactly `nfe` evaluations.
+
+        Raises:
+            ValueError: if `nfe` is not a positive whole number, or this solver cannot spend exactly that many.
+        """
+        if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 1:
+            raise ValueError(f"nfe = {nfe!r}: allowed are whole numbers >= 1")
+        spent = {}
+        for steps in range(1, nfe + 1):
+            levels = grid(schedule, steps)
+            spent[self.calls(levels)] = levels
+            if max(spent) >= nfe:
+                break
+        if nfe not in spent:
+            near = sorted(spent)[-2:] if spent else []
+            raise ValueError(f"nfe = {nfe}: {self!r} cannot spend exactly that; nearest are {near}")
+        return spent[nfe]
+
+
+def order_at(order: int, levels: Levels, i: int, *, lower_order_final: bool) -> int:
+    """Order of step i of a multistep method: limited by the history there is and, if asked, by the steps left.
+
+    A step to σ = 0 is of first order: there λ is infinite, and the exact first-order step is x = D.
+    """
+    allowed = min(order, i + 1)
+    if levels[i + 1].sigma == 0.0:
+        return 1
+    if lower_order_final and levels.steps < FEW_STEPS:
+        allowed = min(allowed, levels.steps - i)
+    return allowed
+
+
+def euler(s: Level, t: Level) -> Row:
+    r"""The first-order step T = r x + (α_t − r α_s) D with r = σ_t/σ_s (DDIM), D the step's first stage."""
+    r = t.sigma / s.sigma
+    return Row(x=r, d=(t.alpha - r * s.alpha,))
+
+
+def check_order(order: int, allowed: tuple[int, ...]) -> None:
+    """Refuse an order outside `allowed`."""
+    if order not in allowed:
+        raise ValueError(f"order = {order!r}: allowed are {', '.join(map(str, allowed))}")

@@ -1,0 +1,34 @@
+r"""DDIM, the first-order exponential integrator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from steindiff.levels import Levels
+from steindiff.solvers.base import Solver, euler
+from steindiff.tableau import HERE, Stage, Tableau
+
+
+@dataclass(frozen=True)
+class DDIM(Solver):
+    r"""x_t = (σ_t/σ_s) x + (α_t − α_s σ_t/σ_s) D(x, s); the paper's update operator at first order.
+
+    In EDM coordinates this is Euler's method in σ.
+
+    References:
+        Denoising Diffusion Implicit Models (Song et al., 2021), arXiv:2010.02502.
+    """
+
+    @property
+    def order(self) -> int:
+        return 1
+
+    @property
+    def memory(self) -> int:
+        return 0
+
+    def tableau(self, levels: Levels, i: int) -> Tableau:
+        return Tableau((Stage(HERE, levels[i]),), euler(levels[i], levels[i + 1]))
+
+
+VARIANTS = {"ddim": DDIM()}

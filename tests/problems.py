@@ -1,0 +1,70 @@
+"""Problems with closed-form solutions, shared by the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steindiff.denoisers import Denoiser, Gaussian, Mixture
+from steindiff.levels import Level
+
+FLOAT = torch.float64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A denoiser whose probability flow is known exactly: `flow(x, s, t)`."""
+
+    denoiser: Denoiser
+    flow: Callable[[Tensor, Level, Level], Tensor]
+
+
+def gaussian() -> Problem:
+    denoiser = Gaussian(torch.tensor([0.3, -0.7, 0.0], dtype=FLOAT), torch.tensor([0.25, 0.04, 1.5], dtype=FLOAT))
+    return Problem(denoiser, denoiser.flow)
+
+
+def mixture() -> Problem:
+    """A mixture on the line, where the flow keeps quantiles: F_t(x_t) = F_s(x_s)."""
+    denoiser = Mixture(
+        torch.tensor([[-1.0], [0.8]], dtype=FLOAT),
+        torch.tensor([0.09, 0.16], dtype=FLOAT),
+        torch.tensor([0.4, 0.6], dtype=FLOAT),
+    )
+
+    def cdf(x: Tensor, level: Level) -> Tensor:
+        std = (level.alpha**2 * denoiser.variances + level.sigma**2).sqrt()
+        return (denoiser.weights * torch.special.ndtr((x - level.alpha * denoiser.flat[:, 0]) / std)).sum(
+            -1, keepdim=True
+        )
+
+    def flow(x: Tensor, s: Level, t: Level) -> Tensor:
+        target = cdf(x, s)
+        low, high = torch.full_like(x, -50.0), torch.full_like(x, 50.0)
+        for _ in range(200):
+            middle = 0.5 * (low + high)
+            below = cdf(middle, t) < target
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    return Problem(denoiser, flow)
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {"gaussian": gaussian, "mixture": mixture}
+
+
+class Nonlinear(torch.nn.Module):
+    """A small smooth network (x, t) → output of the same shape, deterministic, for equivalence tests."""
+
+    def __init__(self, dim: int = 6, dtype: torch.dtype = FLOAT) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.a = torch.randn(dim, 16, generator=generator, dtype=dtype) / dim**0.5
+        self.b = torch.randn(16, dim, generator=generator, dtype=dtype) / 4
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        angle = (t / 300.0).to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        return torch.tanh(x @ self.a + torch.sin(angle)) @ self.b + 0.1 * torch.cos(angle) * x
