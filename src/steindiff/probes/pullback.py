@@ -1,0 +1,72 @@
+r"""One forward pass, any number of pull-backs v ↦ Jᵀv, by whichever reverse mode the host allows.
+
+No single route serves every host: networks with a custom `autograd.Function` (NVIDIA's EDM pickles) allow only
+`by_autograd`, networks whose weights are inference tensors (ComfyUI) only `by_functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+"""A map of states `(B, *)` to `(B, *)` that treats the samples of a batch independently."""
+
+Auxiliary = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+"""Such a map that also hands out tensors it computed on the way, which are not differentiated."""
+
+
+class Pulled(NamedTuple):
+    """What one linearised pass gives: the output, the tensors handed out, and v ↦ Jᵀv. Nothing carries a graph."""
+
+    output: Tensor
+    auxiliary: tuple[Tensor, ...]
+    pull: Callable[[Tensor], Tensor]
+
+
+Route = Callable[[Auxiliary, Tensor], Pulled]
+"""A way to linearise a function at x; it calls the function exactly once."""
+
+
+def by_autograd(function: Auxiliary, x: Tensor) -> Pulled:
+    """Linearise with `torch.autograd.grad`. The graph lives as long as `pull` does."""
+    # Grad mode alone is not enough: tensors made in inference mode can never be differentiated, so leave it.
+    with torch.inference_mode(False), torch.enable_grad():
+        z = x.detach().clone().requires_grad_()
+        output, auxiliary = function(z)
+
+    def pull(v: Tensor) -> Tensor:
+        if not output.requires_grad:  # the function detached its argument or did not use it
+            return torch.zeros_like(x)
+        with torch.inference_mode(False):
+            (gradient,) = torch.autograd.grad(output, z, v.clone(), retain_graph=True, materialize_grads=True)
+        return gradient
+
+    return Pulled(output.detach(), tuple(tensor.detach() for tensor in auxiliary), pull)
+
+
+def by_functional(function: Auxiliary, x: Tensor) -> Pulled:
+    """Linearise with `torch.func.vjp`, which also works in inference mode and on inference tensors."""
+    with torch.enable_grad():
+        output, pull, auxiliary = torch.func.vjp(function, x.detach(), has_aux=True)
+    return Pulled(output.detach(), tuple(tensor.detach() for tensor in auxiliary), lambda v: pull(v)[0].detach())
+
+
+def pullback(function: Function, x: Tensor, route: Route = by_autograd) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    r"""Evaluate a function once and return its output with v ↦ Jᵀv, J = ∂function/∂x at x.
+
+    May be called under `torch.no_grad()` and `torch.inference_mode()`.
+
+    Args:
+        function: `(B, *)` to `(B, *)`, e.g. `lambda z: denoiser(z, level)`; called once.
+        x: where to linearise, `(B, *)`.
+        route: `by_autograd` or `by_functional`.
+
+    Returns:
+        The output `(B, *)`, and the pull-back, which may be called any number of times with `(B, *)`.
+    """
+    output, _, pull = route(lambda z: (function(z), ()), x)
+    return output, pull
