@@ -66,5 +66,5 @@ class Nonlinear(torch.nn.Module):
         self.b = torch.randn(16, dim, generator=generator, dtype=dtype) / 4
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        angle = (t / 300.0).to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        angle = (t.to(x.dtype) / 300.0).reshape(-1, *[1] * (x.ndim - 1))
         return torch.tanh(x @ self.a + torch.sin(angle)) @ self.b + 0.1 * torch.cos(angle) * x
