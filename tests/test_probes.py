@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
 from problems import FLOAT, Nonlinear
-from steindiff.probes import by_autograd, by_functional, pullback
+from steindiff import GRIDS, SOLVERS, noise
+from steindiff.denoisers import X0
+from steindiff.levels import Level
+from steindiff.probes import (
+    JVP,
+    VJP,
+    Adaptive,
+    Analytic,
+    Antithetic,
+    Directions,
+    Exact,
+    FiniteDifference,
+    Normal,
+    Rademacher,
+    Selection,
+    by_autograd,
+    by_functional,
+    memory_per_sample,
+    pullback,
+    select,
+)
+from steindiff.schedules import VP
+from steindiff.solvers import Solver
+from steindiff.tableau import HERE, Evaluation, Row, Stage, Step, Tableau
+from stepping import step_at
 
 routes = pytest.mark.parametrize("route", [by_autograd, by_functional])
 
@@ -39,3 +66,292 @@ def test_pullback_of_a_function_that_ignores_its_argument_is_zero(route):
     output, pull = pullback(lambda z: torch.full_like(z, 2.0).detach(), x, route)
     assert torch.equal(output, torch.full_like(x, 2.0))
     assert torch.equal(pull(x), torch.zeros_like(x))
+
+
+LEVELS = GRIDS["logsnr"](VP(), 6)
+solvers = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
+
+
+def middle(solver: Solver, i: int = 3, batch: int = 4):
+    step, x = step_at(solver, X0(Nonlinear()), LEVELS, i, noise(range(batch), (6,), LEVELS[0], FLOAT))
+    return step, x, LEVELS[i]
+
+
+def jacobian(step: Step, x: torch.Tensor) -> torch.Tensor:
+    """∂T/∂x of every sample, `(B, d, d)`, by the reverse mode of a function of one sample."""
+
+    def one(z: torch.Tensor, past: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        history = tuple(Evaluation(a[None], b[None], e.level) for (a, b), e in zip(past, step.history, strict=True))
+        return Step(step.tableau, step.denoiser, history)(z[None]).candidate[0]
+
+    return torch.stack(
+        [
+            torch.func.jacrev(lambda z, k=k: one(z, [(e.x[k], e.d[k]) for e in step.history]))(x[k])
+            for k in range(len(x))
+        ]
+    )
+
+
+@solvers
+@pytest.mark.parametrize("i", [0, 3, 5])
+def test_every_probe_agrees_with_the_exact_jacobian_of_every_solver(solver: Solver, i: int):
+    step, x, level = middle(solver, i)
+    trace = jacobian(step, x).diagonal(dim1=1, dim2=2).sum(1)
+    exact = Exact()(step, x, level, torch.Generator())
+    torch.testing.assert_close(exact.divergence, trace, atol=1e-12, rtol=0)
+    assert torch.equal(exact.error, torch.zeros(4, dtype=FLOAT))
+    assert exact.backward_passes == 6 * len(step.tableau.stages)
+    # Along the coordinate axes the quadratic forms sum to the trace, so every probe must give it without noise.
+    axes = torch.eye(6, dtype=FLOAT)[:, None].expand(6, 4, 6)
+    pairs = torch.stack([axes, -axes], 1).flatten(0, 1)
+    for probe, v, share in (
+        (VJP(), axes, 1.0),
+        (VJP(route=by_functional), axes, 1.0),
+        (JVP(), axes, 1.0),
+        (FiniteDifference(relative=1e-4), pairs, 0.5),
+    ):
+        forms = probe.along(step, x, level, v).forms.sum(0) * share
+        torch.testing.assert_close(forms, trace, atol=1e-6, rtol=0)
+
+
+@solvers
+def test_vjp_equals_jvp_for_equal_probes(solver: Solver):
+    step, x, level = middle(solver)
+    for directions in (Rademacher(), Normal()):
+        results = [
+            probe(step, x, level, torch.Generator().manual_seed(5))
+            for probe in (VJP(3, directions), VJP(3, directions, route=by_functional), JVP(3, directions))
+        ]
+        for other in results[1:]:
+            torch.testing.assert_close(other.divergence, results[0].divergence, atol=1e-12, rtol=1e-12)
+            assert other.backward_passes == results[0].backward_passes == 3 * len(step.tableau.stages)
+
+
+@pytest.mark.parametrize("solver", ["ddim", "dpmpp-3m", "unipc-bh2-3", "heun"])
+@pytest.mark.parametrize("directions", [Rademacher(), Normal(), Antithetic(Rademacher())], ids=repr)
+def test_is_unbiased_within_the_standard_error_it_reports(solver: str, directions: Directions):
+    step, x, level = middle(SOLVERS[solver], batch=1)
+    probed = VJP(4000, directions)(step, x, level, torch.Generator().manual_seed(1))
+    exact = Exact()(step, x, level, torch.Generator()).divergence
+    assert abs(float(probed.divergence - exact)) < 4 * float(probed.error)
+    # And the error is the one theory gives, linear part excluded: the variance of a quadratic form.
+    j = jacobian(step, x)[0] - step.slope * torch.eye(6, dtype=FLOAT)
+    square = (0.5 * (j + j.T)).square()
+    variance = 2 * square.sum() - (0 if isinstance(directions, Normal) else 2 * square.diagonal().sum())
+    expected = float((variance * directions.group / 4000).sqrt())
+    assert float(probed.error) == pytest.approx(expected, rel=0.1)
+
+
+def test_antithetic_pairs_gain_nothing_for_derivatives_and_one_order_for_differences():
+    step, x, level = middle(SOLVERS["heun"])
+    generators = [torch.Generator().manual_seed(2) for _ in range(2)]
+    single, pairs = VJP(3)(step, x, level, generators[0]), VJP(6, Antithetic())(step, x, level, generators[1])
+    torch.testing.assert_close(pairs.divergence, single.divergence, atol=1e-13, rtol=0)
+    assert pairs.backward_passes == 2 * single.backward_passes
+    torch.testing.assert_close(pairs.error, single.error, atol=1e-13, rtol=0)
+
+    def error(directions: Directions, num: int, relative: float) -> float:
+        found = FiniteDifference(num, directions, relative=relative)(step, x, level, torch.Generator().manual_seed(2))
+        return float((found.divergence - single.divergence).abs().max())
+
+    assert error(Rademacher(), 3, 0.1) / error(Rademacher(), 3, 0.05) == pytest.approx(2, rel=0.2)
+    assert error(Antithetic(), 6, 0.1) / error(Antithetic(), 6, 0.05) == pytest.approx(4, rel=0.2)
+
+
+def test_a_single_group_has_no_standard_error_and_says_so():
+    step, x, level = middle(SOLVERS["ddim"])
+    assert bool(VJP(1)(step, x, level, torch.Generator()).error.isnan().all())
+    assert bool(VJP(2, Antithetic())(step, x, level, torch.Generator()).error.isnan().all())
+    assert bool(Analytic()(step, x, level, torch.Generator()).error.isnan().all())
+
+
+def test_analytic_leaves_out_exactly_the_network():
+    step, x, level = middle(SOLVERS["ddim"])
+    found = Analytic()(step, x, level, torch.Generator())
+    assert torch.equal(found.divergence, torch.full((4,), 6 * step.slope, dtype=FLOAT))
+    weight = step.tableau.output.d[0]
+    network = Exact()(Step(Tableau(step.tableau.stages, Row(d=(1.0,))), step.denoiser), x, level, torch.Generator())
+    exact = Exact()(step, x, level, torch.Generator())
+    torch.testing.assert_close(exact.divergence - found.divergence, weight * network.divergence, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("sigma", "cost"), [(2.0, 0), (1.0, 0), (0.99, 5)])
+def test_adaptive_changes_over_at_its_threshold(sigma: float, cost: int):
+    level = Level(sigma, 1.0, sigma)
+    step = Step(Tableau((Stage(HERE, level),), Row(x=0.5, d=(0.5,))), X0(Nonlinear()))
+    x = noise([0], (6,), level, FLOAT)
+    assert Adaptive(threshold=1.0)(step, x, level, torch.Generator()).backward_passes == cost
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: VJP(0), r"probes = 0: allowed are positive multiples of 1"),
+        (lambda: VJP(3, Antithetic()), r"probes = 3: allowed are positive multiples of 2 with Antithetic"),
+        (lambda: VJP(chunk=0), r"chunk = 0: allowed are whole numbers >= 1, or None"),
+        (lambda: FiniteDifference(relative=0.0), r"relative = 0.0: allowed are numbers > 0"),
+        (lambda: Adaptive(threshold=-1.0), r"threshold = -1.0: allowed are numbers >= 0"),
+        (lambda: Normal().draw(0, torch.zeros(1, 2), torch.Generator()), r"probes = 0: allowed are positive multiples"),
+    ],
+)
+def test_refuses_bad_arguments(build, message: str):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_exact_refuses_dimensions_it_would_take_forever_on():
+    step, x, level = middle(SOLVERS["ddim"])
+    with pytest.raises(ValueError, match=r"x: 6 dimensions, allowed are up to limit = 5"):
+        Exact(limit=5)(step, x, level, torch.Generator())
+
+
+class Attending(torch.nn.Module):
+    """A network with fused attention: it has no forward mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = Nonlinear()
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        q = torch.stack([x, torch.roll(x, 1, 1), x.square()], 1)[:, None]
+        return self.base(x, t) + torch.nn.functional.scaled_dot_product_attention(q, q, q)[:, 0, 0]
+
+
+class NoTransform(torch.autograd.Function):
+    """Like the attention of NVIDIA's EDM networks: a backward, but neither jvp nor setup_context."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x.cos()
+
+
+def inference_weights() -> X0:
+    """Weights made in inference mode, as ComfyUI's are."""
+    with torch.inference_mode():
+        network = Nonlinear()
+    return X0(network)
+
+
+def no_backward(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Its backward is broken, its forward mode is not."""
+
+    class Broken(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(z):
+            return z.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_forward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise RuntimeError("this operation has no backward")
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent * ctx.saved_tensors[0].cos()
+
+    return Broken.apply(x)
+
+
+def foreign(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Computed outside torch: no derivative of any kind."""
+    return torch.from_numpy(np.sin(x.detach().numpy()))
+
+
+def wrong_gradient(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Half of it is cut from the graph, silently."""
+    return torch.sin(x) + torch.sin(x).detach()
+
+
+def choose(denoiser: X0, **options) -> Selection:
+    level = Level(1.0, 1.0, 1.0)
+    step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), denoiser)
+    return select(step, noise(range(3), (6,), level, FLOAT), level, **options)
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "chosen", "refusals"),
+    [
+        (X0(Nonlinear()), "vjp by autograd", []),
+        (X0(Attending()), "vjp by autograd", []),
+        (X0(lambda x, t: NoTransform.apply(x)), "vjp by autograd", []),
+        (inference_weights(), "vjp by torch.func", ["Inference tensors cannot be saved for backward"]),
+        (X0(no_backward), "jvp by torch.func, unfused attention", ["this operation has no backward"] * 2),
+        (  # no_grad does not switch off forward mode
+            X0(torch.no_grad()(Nonlinear())),
+            "jvp by torch.func, unfused attention",
+            ["the derivative of the network is zero"] * 2,
+        ),
+        (X0(foreign), "finite differences", ["derivative of the network is zero", "", ""]),
+        (X0(wrong_gradient), "finite differences", ["gives .* where a central difference gives"] * 3),
+    ],
+    ids=[
+        "plain",
+        "attention",
+        "custom function",
+        "inference weights",
+        "no backward",
+        "no grad",
+        "foreign",
+        "cut graph",
+    ],
+)
+def test_selects_what_the_host_allows_and_says_why(denoiser: X0, chosen: str, refusals: list[str]):
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            selection = choose(denoiser)
+        assert selection.trials[-1] == (chosen, None)
+        assert len(selection.trials) == len(refusals) + 1
+        for trial, refusal in zip(selection.trials, refusals, strict=False):
+            assert re.search(refusal, trial.refusal)
+        assert (selection.extra_calls, selection.backward_passes) == ((6, 0) if "differences" in chosen else (0, 5))
+        assert chosen in str(selection)
+        assert f"{selection.extra_calls} network calls" in str(selection)
+        level = Level(1.0, 1.0, 1.0)
+        step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), denoiser)
+        x = noise(range(3), (6,), level, FLOAT)
+        before = denoiser.calls
+        probed = selection.probe(step, x, level, torch.Generator().manual_seed(0))
+        assert denoiser.calls - before == 1 + selection.extra_calls
+        fine = FiniteDifference(6, relative=1e-4)(step, x, level, torch.Generator().manual_seed(0))
+        if chosen == "finite differences":
+            torch.testing.assert_close(probed.divergence, fine.divergence, atol=1e-3, rtol=0)
+
+
+def test_forward_mode_needs_the_unfused_attention_and_gets_it():
+    level = Level(1.0, 1.0, 1.0)
+    step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), X0(Attending()))
+    x = noise(range(3), (6,), level, FLOAT)
+    found = [probe(step, x, level, torch.Generator().manual_seed(0)).divergence for probe in (VJP(), JVP())]
+    torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=0)
+
+
+def test_memory_limit_chooses_the_chunk():
+    per_sample = memory_per_sample(
+        Step(Tableau((Stage(HERE, LEVELS[0]),), Row(x=0.3, d=(0.7,))), X0(Nonlinear())),
+        noise(range(3), (6,), LEVELS[0], FLOAT),
+    )
+    assert per_sample >= 16 * 8  # at least the hidden layer it must keep
+    assert choose(X0(Nonlinear()), memory=per_sample).probe.chunk == 1
+    assert choose(X0(Nonlinear()), memory=2 * per_sample).probe.chunk == 2
+    assert choose(X0(Nonlinear()), memory=100 * per_sample).probe.chunk is None
+    assert choose(inference_weights(), memory=100 * per_sample).probe.chunk == 1
+    assert "1 samples at a time" in str(choose(X0(Nonlinear()), memory=1))
+
+
+def test_select_refuses_what_it_cannot_try():
+    step, x, level = middle(SOLVERS["unipc-bh1-2"], 5)
+    with pytest.raises(ValueError, match="step: it evaluates nothing"):
+        select(step, x, level)
+    with pytest.raises(ValueError, match=r"memory = 0: allowed are whole numbers >= 1"):
+        choose(X0(Nonlinear()), memory=0)

@@ -1,5 +1,43 @@
-"""Probes: derivatives of a step or a denoiser, from one linearised pass."""
+"""Probes, one file each: a step with its divergence, from one linearised pass.
 
+A new file with a `VARIANTS` table is found by walking this folder.
+"""
+
+from steindiff.discovery import variants
+from steindiff.probes.adaptive import Adaptive
+from steindiff.probes.analytic import Analytic
+from steindiff.probes.base import Hutchinson, Probe, Probed
+from steindiff.probes.directions import Antithetic, Directions, Normal, Rademacher
+from steindiff.probes.exact import Exact
+from steindiff.probes.finite_difference import FiniteDifference
+from steindiff.probes.jvp import JVP, pushforward
 from steindiff.probes.pullback import by_autograd, by_functional, pullback
+from steindiff.probes.selector import Selection, Trial, memory_per_sample, select
+from steindiff.probes.vjp import VJP
 
-__all__ = ["by_autograd", "by_functional", "pullback"]
+PROBES: dict[str, Probe] = variants(__name__, __path__, Probe)
+
+__all__ = [
+    "JVP",
+    "PROBES",
+    "VJP",
+    "Adaptive",
+    "Analytic",
+    "Antithetic",
+    "Directions",
+    "Exact",
+    "FiniteDifference",
+    "Hutchinson",
+    "Normal",
+    "Probe",
+    "Probed",
+    "Rademacher",
+    "Selection",
+    "Trial",
+    "by_autograd",
+    "by_functional",
+    "memory_per_sample",
+    "pullback",
+    "pushforward",
+    "select",
+]

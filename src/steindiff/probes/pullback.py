@@ -7,7 +7,7 @@ No single route serves every host: networks with a custom `autograd.Function` (N
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ def by_autograd(function: Auxiliary, x: Tensor) -> Pulled:
 def by_functional(function: Auxiliary, x: Tensor) -> Pulled:
     """Linearise with `torch.func.vjp`, which also works in inference mode and on inference tensors."""
     with torch.enable_grad():
-        output, pull, auxiliary = torch.func.vjp(function, x.detach(), has_aux=True)
+        result: tuple[Any, ...] = torch.func.vjp(function, x.detach(), has_aux=True)
+    output, pull, auxiliary = result
     return Pulled(output.detach(), tuple(tensor.detach() for tensor in auxiliary), lambda v: pull(v)[0].detach())
 
 

@@ -1,0 +1,168 @@
+r"""What a probe is: it takes a step *and* its divergence, from one linearised pass.
+
+With the history frozen a step T is a function of the state alone, and T = slope·id + (T − slope·id), where `slope` is
+the weight of x in the output row. The first part's divergence slope·d is exact; only the second is estimated:
+
+    div T = slope·d + E[vᵀ J_{T − slope·id} v],   v with E[vvᵀ] = I.
+
+The residual u = x − T of the paper has div u = d − div T.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from steindiff.levels import Level
+from steindiff.probes.directions import Directions, Rademacher
+from steindiff.tableau import Evaluation, Step
+
+
+class Probed(NamedTuple):
+    """A step taken and probed.
+
+    Attributes:
+        candidate: T(x), `(B, *)`.
+        evaluations: the evaluations of the step, in order.
+        divergence: div T of every sample, `(B,)`, estimated.
+        error: standard error of `divergence` over the probes, `(B,)`; 0 where exact, NaN where it cannot be known.
+        extra_calls: evaluations of the denoiser beyond the plain step's.
+        backward_passes: derivative passes (reverse or forward) through the network.
+    """
+
+    candidate: Tensor
+    evaluations: tuple[Evaluation, ...]
+    divergence: Tensor
+    error: Tensor
+    extra_calls: int = 0
+    backward_passes: int = 0
+
+
+class Probe(ABC):
+    """A way to take a step together with its divergence. Children are frozen dataclasses."""
+
+    @abstractmethod
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        """Take `step` at the states `x`, `(B, *)`, which live at `level`; random directions come from `generator`."""
+
+
+class Forms(NamedTuple):
+    """A step and its quadratic forms vᵀ J_T v, `(m, B)`, for given directions."""
+
+    candidate: Tensor
+    evaluations: tuple[Evaluation, ...]
+    forms: Tensor
+    extra_calls: int
+    backward_passes: int
+
+
+@dataclass(frozen=True)
+class Hutchinson(Probe):
+    r"""A probe that averages vᵀJv over random directions, unbiased for any directions with E[vvᵀ] = I.
+
+    Args:
+        probes: number m of directions; the paper uses 5.
+        directions: their distribution.
+        chunk: linearise at most so many samples at a time, to bound the memory of the graph; None: all at once. The
+            denoiser must then accept any part of the batch (no conditions bound to a batch size). Same result up to
+            rounding, same work, but as many network calls as chunks.
+
+    References:
+        A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines
+        (Hutchinson, 1989).
+    """
+
+    probes: int = 5
+    directions: Directions = field(default_factory=Rademacher)
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.probes < 1 or self.probes % self.directions.group:
+            raise ValueError(
+                f"probes = {self.probes}: allowed are positive multiples of {self.directions.group} "
+                f"with {self.directions!r}"
+            )
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk = {self.chunk}: allowed are whole numbers >= 1, or None")
+
+    @abstractmethod
+    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
+        """Take `step` at `x`, `(B, *)`, with its quadratic forms along `v`, `(m, B, *)`."""
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        if not step.tableau.stages:  # affine in x: nothing to estimate
+            return linear(step, x, error=0.0)
+        v = self.directions.draw(self.probes, x, generator)
+        parts = [slice(i, i + (self.chunk or len(x))) for i in range(0, len(x), self.chunk or len(x))]
+        forms = joined([self.along(restricted(step, part), x[part], level, v[:, part]) for part in parts])
+        slope, d = step.slope, x[0].numel()
+        # v'(slope·I)v is known to be slope·|v|²: swap it for its mean, so that only the network's part is random.
+        values = forms.forms - slope * (v.flatten(2).square().sum(2) - d)
+        return Probed(
+            forms.candidate,
+            forms.evaluations,
+            values.mean(0),
+            standard_error(values, self.directions.group),
+            forms.extra_calls,
+            forms.backward_passes,
+        )
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩ of every sample: `(B, *)`, `(B, *)` to `(B,)`."""
+    return (a * b).flatten(1).sum(1)
+
+
+def linear(step: Step, x: Tensor, error: float) -> Probed:
+    """Take the step with the divergence of its linear part, slope·d."""
+    candidate, evaluations = step(x)
+    divergence = x.new_full((len(x),), step.slope * x[0].numel())
+    return Probed(candidate, evaluations, divergence, torch.full_like(divergence, error))
+
+
+def standard_error(values: Tensor, group: int) -> Tensor:
+    """Standard error of the mean of `values`, `(m, B)`, whose groups are independent; NaN for a single group."""
+    means = values.unflatten(0, (-1, group)).mean(1)
+    if len(means) == 1:
+        return torch.full_like(means[0], float("nan"))
+    return means.std(0) / len(means) ** 0.5
+
+
+def restricted(step: Step, part: slice) -> Step:
+    """The step for a part of the batch: its history cut likewise."""
+    return Step(step.tableau, step.denoiser, tuple(Evaluation(e.x[part], e.d[part], e.level) for e in step.history))
+
+
+def joined(parts: Sequence[Forms]) -> Forms:
+    """The parts of a batch put together. Passes run over the whole batch once, whatever the number of parts."""
+    if len(parts) == 1:
+        return parts[0]
+    evaluations = tuple(
+        Evaluation(torch.cat([e.x for e in stage]), torch.cat([e.d for e in stage]), stage[0].level)
+        for stage in zip(*(part.evaluations for part in parts), strict=True)
+    )
+    return Forms(
+        torch.cat([part.candidate for part in parts]),
+        evaluations,
+        torch.cat([part.forms for part in parts], dim=1),
+        parts[0].extra_calls,
+        parts[0].backward_passes,
+    )
+
+
+def flat_step(step: Step, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The step as a function of tensors alone, as function transforms need it: T(x) and all (state, denoised)."""
+    candidate, evaluations = step(x)
+    return candidate, tuple(tensor for e in evaluations for tensor in (e.x, e.d))
+
+
+def rebuilt(step: Step, tensors: Sequence[Tensor]) -> tuple[Evaluation, ...]:
+    """The evaluations behind the tensors of `flat_step`."""
+    return tuple(
+        Evaluation(tensors[2 * k], tensors[2 * k + 1], stage.level) for k, stage in enumerate(step.tableau.stages)
+    )

@@ -1,0 +1,86 @@
+r"""Averages over a batch, also one that is spread over processes.
+
+With `torch.distributed` initialised every process holds a shard of one global batch, in order of rank. Sums and
+counts are all-reduced, so what is computed from them does not depend on how the batch was cut.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Shard(NamedTuple):
+    """Which part of the global batch this process holds: samples offset, …, offset + size − 1 of `total`."""
+
+    offset: int
+    total: int
+
+
+def distributed() -> bool:
+    """Whether a process group has been set up."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def shard(x: Tensor) -> Shard:
+    """The place of the local batch `x`, `(B, *)`, in the global one."""
+    if not distributed():
+        return Shard(0, len(x))
+    rank = dist.get_rank()
+    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=x.device)
+    sizes[rank] = len(x)
+    dist.all_reduce(sizes)
+    return Shard(int(sizes[:rank].sum()), int(sizes.sum()))
+
+
+def mean(values: Tensor) -> Tensor:
+    """The mean of `values`, `(B, *)`, over the global batch: float64, `(*)`, equal in all processes."""
+    total = values.double().sum(0)
+    sums = torch.cat([total.flatten(), total.new_full((1,), len(values))])
+    if distributed():
+        dist.all_reduce(sums)
+    return (sums[:-1] / sums[-1]).reshape(total.shape)
+
+
+class Average(ABC):
+    """Over what a statistic is averaged. Children are frozen dataclasses."""
+
+    @abstractmethod
+    def __call__(self, values: Tensor) -> Tensor:
+        """Average `values`, `(B,)`: a float64 scalar, or `(B,)` where every sample keeps its own."""
+
+
+@dataclass(frozen=True)
+class OverBatch(Average):
+    """One number for the whole batch, all processes together, as in the paper. Ties a sample to its batch."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return mean(values)
+
+
+@dataclass(frozen=True)
+class PerSample(Average):
+    """Every sample its own number: noisier, but a sample then depends on its own state and probes alone."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return values.double()
+
+
+def ratio_error(numerator: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The ratio of two means over the global batch, and its standard error.
+
+    ratio = N/D with N, D the means of `numerator` and `denominator`, both `(B,)`; to first order its standard error
+    is √(Var(n − ratio·d)/B)/|D|, which counts the spread over samples and the noise of their probes alike.
+
+    Returns:
+        Ratio and standard error, float64 scalars.
+    """
+    bottom = mean(denominator)
+    ratio = mean(numerator) / bottom
+    spread = mean((numerator.double() - ratio * denominator.double()).square())
+    return ratio, (spread / shard(numerator).total).sqrt() / bottom.abs()
