@@ -5,8 +5,9 @@ Data flows one way: model → Denoiser → Step (tableau + engine) → Correctio
 
 from steindiff.grids import GRIDS
 from steindiff.levels import Level, Levels
-from steindiff.sample import Cancelled, Moment, Sampling, noise, sample
+from steindiff.sample import Cancelled, Moment, Sampling, sample
 from steindiff.schedules import SCHEDULES
+from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 
 __version__ = "0.1.0"

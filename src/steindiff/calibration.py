@@ -1,0 +1,246 @@
+r"""A calibration: what was measured once, in one small readable file, to be replayed for free."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from steindiff import bases, schedules, solvers
+from steindiff.bases import Basis
+from steindiff.denoisers.base import Denoiser
+from steindiff.describe import describe, kinds, revive
+from steindiff.levels import Level, Levels
+from steindiff.schedules.base import Schedule
+from steindiff.seeding import noise
+from steindiff.solvers.base import Solver
+
+FORMAT = 1
+"""Version of the file format; a file of another version is refused."""
+
+
+def fingerprint(denoiser: Denoiser, shape: Sequence[int], schedule: Schedule) -> tuple[float, ...]:
+    r"""Eight numbers that tell models apart: projections of D(x, level) for one fixed x in the middle of the schedule.
+
+    They survive another device, dtype or a compiled network up to rounding; another model differs in the first digit.
+
+    Args:
+        denoiser: for a batch of one, under the condition of seed 0.
+        shape: of one sample.
+        schedule: the model's schedule.
+    """
+    middle = schedule.level(0.5 * (schedule.t_min + schedule.t_max))
+    # Where the schedule's middle is almost pure noise, D says little: take σ/α = 1/2 instead, typical of detail.
+    level = schedule.at(math.log(2.0)) if middle.ratio > 0.5 else middle
+    x = noise([0], shape, Level(0.0, 1.0, math.hypot(0.5 * level.alpha, level.sigma)))
+    device = denoiser_device(denoiser)
+    with torch.no_grad():
+        d = denoiser(x.to(device), level).double().cpu().flatten()
+    directions = torch.randn(8, len(d), generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    return tuple(round(v, 6) for v in (directions @ d / len(d) ** 0.5).tolist())
+
+
+def denoiser_device(denoiser: Denoiser) -> torch.device:
+    """The device a denoiser's network lives on, as far as it can be seen; else the CPU."""
+    for value in vars(denoiser).values():
+        if isinstance(value, Tensor):
+            return value.device
+        if isinstance(value, torch.nn.Module):
+            parameter = next(value.parameters(), None)
+            if parameter is not None:
+                return parameter.device
+        if isinstance(value, Denoiser):
+            return denoiser_device(value)
+        if isinstance(value, tuple | list) and value and isinstance(value[0], Denoiser):
+            return denoiser_device(value[0])
+        inner = getattr(value, "func", None)  # functools.partial of a module
+        if isinstance(inner, torch.nn.Module):
+            return next(inner.parameters()).device
+    return torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    r"""Levels, γ and ρ for one model, solver and number of evaluations.
+
+    Attributes:
+        solver: what it was measured with.
+        levels: where to step.
+        basis: in which ρ acts.
+        rho: per step: K factors, or empty where the step is left alone.
+        gamma: per step: the relaxation coefficient; 1 leaves the step alone.
+        error: standard errors of `rho`, in the same layout.
+        model: fingerprint of the model, empty if unknown.
+        settings: how it was measured: seeds, probes, cost, versions.
+    """
+
+    solver: Solver
+    levels: Levels
+    basis: Basis
+    rho: tuple[tuple[float, ...], ...]
+    gamma: tuple[float, ...]
+    error: tuple[tuple[float, ...], ...] = ()
+    model: tuple[float, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        steps, bands = self.levels.steps, self.basis.bands
+        if len(self.rho) != steps or len(self.gamma) != steps:
+            raise ValueError(f"rho, gamma: {len(self.rho)} and {len(self.gamma)} entries for {steps} steps")
+        for i, row in enumerate(self.rho):
+            if row and (len(row) != bands or not all(math.isfinite(v) and v >= 0 for v in row)):
+                raise ValueError(f"rho[{i}]: need {bands} finite numbers >= 0, or none")
+        if not all(math.isfinite(g) for g in self.gamma):
+            raise ValueError("gamma: need finite numbers")
+
+    @classmethod
+    def empty(cls, solver: Solver, levels: Levels, basis: Basis) -> Calibration:
+        """A calibration that changes nothing."""
+        return cls(solver, levels, basis, ((),) * levels.steps, (1.0,) * levels.steps)
+
+    @property
+    def nfe(self) -> int:
+        """Evaluations a run costs."""
+        return self.solver.calls(self.levels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return self.basis.shape
+
+    def check(
+        self,
+        *,
+        denoiser: Denoiser | None = None,
+        solver: Solver | None = None,
+        nfe: int | None = None,
+        shape: Sequence[int] | None = None,
+        settings: dict[str, Any] | None = None,
+        tolerance: float = 0.02,
+    ) -> None:
+        """Refuse to be used for something else than it was measured for.
+
+        Args:
+            denoiser: for a batch of one, under the condition of seed 0; one evaluation tells whether it is the model.
+            solver: the solver about to be used.
+            nfe: the budget.
+            shape: of one sample.
+            settings: further entries of `settings` that must be equal (guidance, prompts, …).
+            tolerance: relative difference allowed between fingerprints.
+
+        Raises:
+            ValueError: naming everything that differs.
+        """
+        wrong = []
+        if solver is not None and solver != self.solver:
+            wrong.append(f"solver: measured with {self.solver!r}, asked for {solver!r}")
+        if nfe is not None and nfe != self.nfe:
+            wrong.append(f"nfe: measured for {self.nfe}, asked for {nfe}")
+        if shape is not None and tuple(shape) != self.shape:
+            wrong.append(f"shape: measured for {self.shape}, asked for {tuple(shape)}")
+        for name, value in (settings or {}).items():
+            if self.settings.get(name) != value:
+                wrong.append(f"{name}: measured with {self.settings.get(name)!r}, asked for {value!r}")
+        if denoiser is not None and self.model and not wrong:
+            found = torch.tensor(fingerprint(denoiser, self.shape, self.levels.schedule))
+            known = torch.tensor(self.model)
+            gap = float((found - known).norm() / known.norm().clamp(min=1e-12))
+            if gap > tolerance:
+                wrong.append(f"model: fingerprint differs by {gap:.1%}, allowed is {tolerance:.1%}")
+        if wrong:
+            raise ValueError("calibration does not fit: " + "; ".join(wrong))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the file, checksum included."""
+        content = {
+            "format": FORMAT,
+            "solver": describe(self.solver),
+            "nfe": self.nfe,
+            "schedule": describe(self.levels.schedule),
+            "levels": [list(level) for level in self.levels],
+            "basis": describe(self.basis),
+            "gamma": list(self.gamma),
+            "rho": [[round(v, 6) for v in row] for row in self.rho],
+            "error": [[float(f"{v:.3g}") for v in row] for row in self.error],
+            "model": list(self.model),
+            "settings": self.settings,
+        }
+        content = json.loads(json.dumps(content))
+        return {**content, "sha256": checksum(content)}
+
+    @classmethod
+    def from_dict(cls, content: Any) -> Calibration:
+        """Rebuild from what `to_dict` gave, checking everything.
+
+        Raises:
+            ValueError: if anything is missing, altered or of another version.
+        """
+        if not isinstance(content, dict) or "format" not in content:
+            raise ValueError("not a calibration: the field 'format' is missing")
+        if content["format"] != FORMAT:
+            raise ValueError(f"format = {content['format']!r}: this version reads {FORMAT} only")
+        body = {name: value for name, value in content.items() if name != "sha256"}
+        if content.get("sha256") != checksum(body):
+            raise ValueError("sha256: the content was altered or is damaged")
+        missing = {"solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "error", "model", "settings"} - set(body)
+        if missing:
+            raise ValueError(f"fields missing: {', '.join(sorted(missing))}")
+        try:
+            schedule = revive("schedule", body["schedule"], kinds(schedules, Schedule))
+            calibration = cls(
+                solver=revive("solver", body["solver"], kinds(solvers, Solver)),
+                levels=Levels(tuple(Level(*map(float, level)) for level in body["levels"]), schedule),
+                basis=revive("basis", body["basis"], kinds(bases, Basis)),
+                rho=tuple(tuple(map(float, row)) for row in body["rho"]),
+                gamma=tuple(map(float, body["gamma"])),
+                error=tuple(tuple(map(float, row)) for row in body["error"]),
+                model=tuple(map(float, body["model"])),
+                settings=dict(body["settings"]),
+            )
+        except (TypeError, KeyError, OverflowError) as error:
+            raise ValueError(f"a field has the wrong type: {error}") from None
+        if calibration.nfe != body["nfe"]:
+            raise ValueError(f"nfe = {body['nfe']!r}: solver and levels make {calibration.nfe}")
+        return calibration
+
+    def save(self, path: str | Path) -> None:
+        """Write the file, whole or not at all."""
+        path = Path(path)
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """Read and check a file.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: if it is not a sound calibration of this format; the message names the file.
+        """
+        data = Path(path).read_bytes()
+        try:
+            return cls.from_dict(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of `content`."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,36 @@
+r"""A batch evaluated in parts: bounded memory, or parts under different conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from steindiff.denoisers.base import Denoiser
+from steindiff.levels import Level
+
+
+class Split(Denoiser):
+    """Consecutive parts of a batch go to their own denoisers (which may all be the same one).
+
+    Args:
+        denoisers: one for each part.
+        sizes: how many samples each part has.
+    """
+
+    def __init__(self, denoisers: Sequence[Denoiser], sizes: Sequence[int]) -> None:
+        if len(denoisers) != len(sizes) or any(n < 1 for n in sizes):
+            raise ValueError(f"sizes = {list(sizes)}: need one positive number for each of {len(denoisers)} denoisers")
+        self.denoisers = tuple(denoisers)
+        self.sizes = tuple(sizes)
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        if len(x) != sum(self.sizes):
+            raise ValueError(f"x: a batch of {len(x)}, but the parts hold {sum(self.sizes)} samples")
+        parts = zip(self.denoisers, x.split(self.sizes), strict=True)
+        return torch.cat([denoiser(part, level) for denoiser, part in parts])
+
+    @property
+    def calls(self) -> int:
+        return sum({id(d): d.calls for d in self.denoisers}.values())

@@ -1,0 +1,59 @@
+r"""Frozen dataclasses as readable JSON and back: `{"kind": "Karras", "rho": 7.0, …}`.
+
+Only classes found by walking a package can be revived, and only through their own checks: a file never runs code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """The class name and the constructor arguments of a frozen dataclass."""
+    fields = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
+    return {"kind": type(thing).__name__, **fields}
+
+
+def kinds(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
+    """All concrete dataclasses derived from `base` in a module, or in the modules of a package."""
+    modules = [module]
+    if hasattr(module, "__path__"):
+        modules = [importlib.import_module(f"{module.__name__}.{m.name}") for m in pkgutil.iter_modules(module.__path__)]
+    found = {
+        value.__name__: value
+        for m in modules
+        for value in vars(m).values()
+        if isinstance(value, type) and issubclass(value, base) and dataclasses.is_dataclass(value)
+    }
+    return {name: cls for name, cls in found.items() if not getattr(cls, "__abstractmethods__", None)}
+
+
+def revive(argument: str, description: Any, table: dict[str, type[T]]) -> T:
+    """Rebuild what `describe` wrote.
+
+    Raises:
+        ValueError: if the description names an unknown kind or does not fit its constructor.
+    """
+    if not isinstance(description, dict) or description.get("kind") not in table:
+        kind = description.get("kind") if isinstance(description, dict) else description
+        raise ValueError(f"{argument}: kind = {kind!r}, allowed are {', '.join(sorted(table))}")
+    cls = table[description["kind"]]
+    arguments = {name: freeze(value) for name, value in description.items() if name != "kind"}
+    allowed = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    if not set(arguments) <= allowed:
+        raise ValueError(f"{argument}: unknown fields {sorted(set(arguments) - allowed)}, allowed are {sorted(allowed)}")
+    try:
+        return cls(**arguments)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{argument}: {error}") from None
+
+
+def freeze(value: Any) -> Any:
+    """JSON's lists as tuples, all the way down."""
+    return tuple(freeze(v) for v in value) if isinstance(value, list) else value

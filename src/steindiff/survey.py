@@ -1,0 +1,212 @@
+r"""What a model says about its own data: a fine trajectory with measurements, and no reference data.
+
+Two facts from Stein's identity on x = α x* + σ ε, with J = ∂D/∂x and a band f of an orthonormal basis:
+
+    Cov(x* | x) = (σ²/α) J,   hence   M_f = E|x*_f|² = E|D_f|² + (σ²/α) E[J_ff]      (clean energy)
+    σ² E tr(J²) = σ² E‖Jᵀv‖²                                                          (where steps are costly)
+
+Both need only D and pull-backs Jᵀv of Rademacher directions v: J_ff ≈ (Bv)_f (B Jᵀv)_f.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from steindiff.bases import Basis, natural_basis
+from steindiff.denoisers.base import Denoiser
+from steindiff.denoisers.split import Split
+from steindiff.grids.base import Grid
+from steindiff.grids.karras import Karras
+from steindiff.grids.stein import Stein
+from steindiff.grids.uniform import UniformTime
+from steindiff.levels import Level
+from steindiff.probes.directions import Rademacher
+from steindiff.probes.pullback import Route, by_autograd, pullback
+from steindiff.sample import sample
+from steindiff.schedules.base import Schedule
+from steindiff.seeding import noise
+from steindiff.solvers.base import Solver
+from steindiff.solvers.dpmpp import DPMSolverMultistep
+
+Conditioned = Callable[[Sequence[int]], Denoiser]
+"""Seeds to the denoiser of a batch with those seeds: a sample's condition belongs to its seed."""
+
+
+def conditioned(denoiser: Denoiser | Conditioned, seeds: Sequence[int], batch: int) -> Denoiser:
+    """The denoiser of all `seeds` together, evaluated in parts of at most `batch`."""
+    if batch < 1:
+        raise ValueError(f"batch = {batch}: allowed are whole numbers >= 1")
+    parts = [seeds[k : k + batch] for k in range(0, len(seeds), batch)]
+    return Split(
+        [denoiser if isinstance(denoiser, Denoiser) else denoiser(part) for part in parts],
+        [len(part) for part in parts],
+    )
+
+
+@dataclass(frozen=True)
+class Station:
+    """What was measured at one level, sample by sample (N samples, K bands), float64.
+
+    Attributes:
+        level: where.
+        energy: |D_f|², `(N, K)`.
+        gain: J_ff, `(N, K)`.
+        square: ‖Jᵀv‖², an estimate of tr(JJᵀ), `(N,)`.
+    """
+
+    level: Level
+    energy: Tensor
+    gain: Tensor
+    square: Tensor
+
+    def clean_energy(self) -> Tensor:
+        r"""The reference-free M_f = |D_f|² + (σ²/α) J_ff, `(N, K)`; its mean over samples estimates E|x*_f|²."""
+        return self.energy + (self.level.sigma**2 / self.level.alpha) * self.gain
+
+    def cost(self) -> float:
+        r"""σ² E tr(J²), the energy a first-order step of unit log-size loses here."""
+        return self.level.sigma**2 * float(self.square.mean())
+
+
+def measure(
+    denoiser: Denoiser,
+    x: Tensor,
+    level: Level,
+    basis: Basis,
+    *,
+    probes: int,
+    generator: torch.Generator,
+    route: Route = by_autograd,
+) -> Station:
+    """Measure at states `x`, `(N, *)`, of one level, with `probes` >= 1 Rademacher directions."""
+    v = Rademacher().draw(probes, x, generator)
+    gain = torch.zeros(len(x), basis.bands, dtype=torch.float64, device=x.device)
+    square = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    d, pull = pullback(lambda z: denoiser(z, level), x, route)
+    for direction in v:
+        pulled = pull(direction)
+        gain += basis.average(basis.forward(direction) * basis.forward(pulled)) / probes
+        square += pulled.double().square().flatten(1).sum(1) / probes
+    return Station(level, basis.average(basis.forward(d).square()), gain, square)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A fine trajectory with measurements.
+
+    Attributes:
+        schedule: the schedule it ran on.
+        basis: the basis of the bands.
+        seeds: of the samples.
+        stations: measured levels, from noise to data, on the first samples only.
+        samples: where the trajectory ended, `(N, *)`.
+        network_calls: what it cost, the stations included.
+        backward_passes: likewise.
+    """
+
+    schedule: Schedule
+    basis: Basis
+    seeds: tuple[int, ...]
+    stations: tuple[Station, ...]
+    samples: Tensor
+    network_calls: int
+    backward_passes: int
+
+    def self_energy(self) -> Tensor:
+        """The energy |x_f|² of the trajectory's own samples, `(N, K)`: right also where D is no conditional mean."""
+        return self.basis.average(self.basis.forward(self.samples).square())
+
+    def stein_energy(self, ratio: float) -> Tensor:
+        r"""The reference-free clean energy at the station nearest to σ/α = `ratio`, mean over samples, `(1, K)`."""
+        station = min(self.stations, key=lambda s: abs(s.level.lam - Level(0.0, 1.0, ratio).lam))
+        return station.clean_energy().mean(0, keepdim=True)
+
+    @property
+    def sigma_data(self) -> float:
+        """Root mean square of the samples, the scale σ/α is compared with."""
+        return float(self.samples.double().square().mean().sqrt())
+
+    def grid(self, power: float, *, to_zero: bool = True) -> Stein:
+        """The Stein grid that follows from the stations."""
+        knots = [(station.level.lam, max(station.cost(), 1e-12)) for station in self.stations]
+        return Stein(tuple(knots), power, to_zero)
+
+
+def survey(
+    denoiser: Denoiser | Conditioned,
+    schedule: Schedule,
+    shape: Sequence[int],
+    *,
+    seeds: Sequence[int] = range(64),
+    steps: int = 24,
+    stations: int = 10,
+    probed: int = 16,
+    probes: int = 2,
+    batch: int = 64,
+    basis: Basis | None = None,
+    grid: Grid | None = None,
+    solver: Solver | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    route: Route = by_autograd,
+    callback: Callable[..., bool | None] | None = None,
+) -> Survey:
+    """Sample with many steps, then measure at some of the levels passed.
+
+    Args:
+        denoiser: D(x, level), or a function from seeds to the denoiser of those samples.
+        schedule: the model's schedule.
+        shape: of one sample.
+        seeds: of the samples; calibrate on seeds you do not evaluate on.
+        steps: of the trajectory; enough for its end to be trusted.
+        stations: how many of its levels to measure at; 0 needs no derivative and allows no Stein grid.
+        probed: on how many of the samples.
+        probes: Rademacher directions for each.
+        batch: at most so many samples in one network call.
+        basis: default: the natural one for `shape`.
+        grid: of the trajectory; default EDM's, or uniform in time where the schedule begins at pure noise.
+        solver: of the trajectory; default DPM-Solver++(2M). It must evaluate at the states it visits.
+        device: where to run.
+        dtype: of the state.
+        route: how to pull back.
+        callback: as in `sample`.
+
+    Raises:
+        ValueError: if a count is out of range.
+    """
+    if stations < 0 or stations == 1 or stations > steps:
+        raise ValueError(f"stations = {stations}: allowed are 0, and 2 to steps = {steps}")
+    if stations and (probes < 1 or not 1 <= probed <= len(seeds)):
+        raise ValueError(f"probes = {probes}, probed = {probed}: need >= 1 probe on 1 to {len(seeds)} samples")
+    shape = tuple(shape)
+    basis = basis or natural_basis(shape)
+    grid = grid or (UniformTime() if schedule.level(schedule.t_max).alpha == 0.0 else Karras())
+    levels = grid(schedule, steps)
+    whole = conditioned(denoiser, seeds, batch)
+    calls = whole.calls
+    x = noise(seeds, shape, levels[0], dtype).to(device)
+    out = sample(whole, x, levels, solver or DPMSolverMultistep(2), callback=callback, capture=True)
+    cost = whole.calls - calls
+    measured = []
+    usable = [i for i in range(levels.steps) if levels[i].alpha > 0.0]
+    for k in range(stations):
+        i = usable[round(k * (len(usable) - 1) / (stations - 1))]
+        generator = torch.Generator().manual_seed(i)
+        parts = []
+        for start in range(0, probed, batch):
+            chosen = seeds[start : min(start + batch, probed)]
+            part = conditioned(denoiser, chosen, batch)
+            states = out.trajectory[i][start : start + len(chosen)]
+            parts.append(
+                measure(part, states, levels[i], basis, probes=probes, generator=generator, route=route)
+            )
+            cost += 1
+        measured.append(
+            Station(levels[i], *(torch.cat([getattr(p, name) for p in parts]) for name in ("energy", "gain", "square")))
+        )
+    passes = stations * -(-probed // batch) * probes if stations else 0
+    return Survey(schedule, basis, tuple(seeds), tuple(measured), out.x, cost, passes)
