@@ -1,0 +1,69 @@
+"""Trained networks that ship with the package.
+
+>>> from steindiff import zoo
+>>> net = zoo.load("cifar10")
+>>> net.shape, net.num_classes
+((3, 32, 32), 10)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from steindiff.discovery import named
+from steindiff.zoo import weights
+from steindiff.zoo.models import ARCHITECTURES
+from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
+from steindiff.zoo.unet import UNet, UNetConfig
+
+__all__ = ["EDMPrecond", "UNet", "UNetConfig", "VPNoise", "ZooNetwork", "card", "load", "names", "weights"]
+
+_FOLDER = Path(__file__).parent
+
+
+def names() -> tuple[str, ...]:
+    """Names that `load` and `card` take."""
+    return tuple(sorted(ARCHITECTURES))
+
+
+def load(
+    name: str,
+    device: torch.device | str = "cpu",
+    *,
+    path: Path | None = None,
+    trust_pickle: bool = False,
+) -> EDMPrecond | VPNoise:
+    """A trained network in float32, in evaluation mode, its parameters frozen.
+
+    Args:
+        name: One of `names()`.
+        device: Where to put it.
+        path: Weights of one's own for the same architecture; None reads the shipped file and checks its SHA-256.
+        trust_pickle: Allow `path` to be a pickle, which runs whatever code it holds.
+
+    Returns:
+        `EDMPrecond` (D(x, σ, labels)) or `VPNoise` (ε(x, t, labels)); `.config`, `.shape` and `.num_classes`
+        describe it.
+
+    Raises:
+        ValueError: If the name is unknown.
+        RuntimeError: If the file is truncated, altered, or does not fit the network.
+    """
+    net = named("name", name, ARCHITECTURES)()
+    if path is None:
+        path = _FOLDER / "weights" / f"{name}.safetensors"
+        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        tensors = weights.read(path, digest=record["sha256"])
+    else:
+        tensors = weights.read(path, trust_pickle=trust_pickle)
+    weights.assign(net, tensors, str(path))
+    return net.to(device).eval().requires_grad_(False)
+
+
+def card(name: str) -> str:
+    """The model card, in Markdown: data, training, licence, measured figures, limits."""
+    named("name", name, ARCHITECTURES)
+    return (_FOLDER / "cards" / f"{name}.md").read_text(encoding="utf-8")

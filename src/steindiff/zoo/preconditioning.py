@@ -1,0 +1,102 @@
+"""From a raw network to a denoiser D(x, σ) (EDM) or a noise predictor ε(x, t) (VP)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from steindiff.zoo.unet import UNet, UNetConfig
+
+
+class ZooNetwork(nn.Module):
+    """A network with the description of what it takes."""
+
+    def __init__(self, network: UNet) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def config(self) -> UNetConfig:
+        """Configuration of the network."""
+        return self.network.config
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape (C, H, W) of one sample."""
+        return self.network.config.shape
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels K; label K is the null label."""
+        return self.network.config.num_classes
+
+
+class EDMPrecond(ZooNetwork):
+    r"""EDM-preconditioned denoiser D(x, σ) = E[x* | x] for x = x* + σ ε.
+
+    .. math:: D = c_{skip} x + c_{out} F(c_{in} x, c_{noise}), \quad c_{noise} = \tfrac14 \ln σ
+
+    with c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²). The combination is made
+    in float32 (float64 where x is), whatever the precision of the network.
+
+    Shapes: x (B, C, H, W), sigma (B,), labels (B,) or None → (B, C, H, W).
+
+    Args:
+        network: The raw network F.
+        sigma_data: Standard deviation σ_d of the data.
+
+    References:
+        | Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022)
+        | https://arxiv.org/abs/2206.00364
+    """
+
+    def __init__(self, network: UNet, sigma_data: float = 0.5) -> None:
+        super().__init__(network)
+        self.sigma_data = sigma_data
+
+    def forward(self, x: Tensor, sigma: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Denoise x."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        sigma = sigma.to(x).reshape(-1, 1, 1, 1)
+        total = (sigma**2 + self.sigma_data**2).sqrt()
+        c_noise = sigma.flatten().log() / 4
+        dtype = self.network.enter.weight.dtype
+        f = self.network((x / total).to(dtype), c_noise.to(dtype), labels)
+        return (self.sigma_data / total) ** 2 * x + sigma * self.sigma_data / total * f.to(x.dtype)
+
+
+class VPNoise(ZooNetwork):
+    r"""Noise predictor ε(x, t) of the discrete variance-preserving process x = α_t x* + σ_t ε.
+
+    α_t² = ∏_{s ≤ t} (1 − β_s) with β linear from `betas[0]` to `betas[1]` over `steps` steps; t counts from 0,
+    need not be a whole number, and reaches the network as 2t/steps − 1.
+
+    Shapes: x (B, C, H, W), t (B,), labels (B,) or None → (B, C, H, W).
+
+    Args:
+        network: The raw network.
+        steps: Number of steps of the process.
+        betas: First and last β.
+
+    References:
+        | Denoising Diffusion Probabilistic Models (Ho et al., 2020)
+        | https://arxiv.org/abs/2006.11239
+    """
+
+    alphas: Tensor
+    sigmas: Tensor
+
+    def __init__(self, network: UNet, steps: int = 1000, betas: tuple[float, float] = (1e-4, 0.02)) -> None:
+        super().__init__(network)
+        self.steps = steps
+        self.betas = betas
+        survival = torch.cumprod(1 - torch.linspace(*betas, steps, dtype=torch.float64), dim=0)
+        self.register_buffer("alphas", survival.sqrt(), persistent=False)
+        self.register_buffer("sigmas", (1 - survival).sqrt(), persistent=False)
+
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Predict the noise in x."""
+        out_dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = self.network.enter.weight.dtype
+        position = 2 * t.to(out_dtype) / self.steps - 1
+        return self.network(x.to(dtype), position.to(dtype), labels).to(out_dtype)

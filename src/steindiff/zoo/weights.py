@@ -1,0 +1,88 @@
+"""Weight files: written atomically, read without pickle, checked against a SHA-256."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from steindiff.files import atomic, sha256
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors as safetensors, atomically, and read the header back before the file takes its place.
+
+    Args:
+        path: Target; a previous file is replaced.
+        tensors: Named tensors.
+        metadata: Text stored in the header.
+    """
+    plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    with atomic(path) as temporary:
+        save_file(plain, temporary, metadata=dict(metadata or {}))
+        with safe_open(temporary, framework="pt") as file:
+            if set(file.keys()) != set(plain):
+                raise OSError(f"weights {path}: what was written does not read back")
+
+
+def read(path: Path, *, digest: str | None = None, trust_pickle: bool = False) -> dict[str, Tensor]:
+    """Read the tensors of a weight file.
+
+    Args:
+        path: A safetensors file, or (only if trusted) a pickled PyTorch state dict.
+        digest: Expected SHA-256; None checks nothing.
+        trust_pickle: Allow a pickle. Unpickling a file runs whatever code it holds.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        RuntimeError: If the file is not whole, not the expected one, or a pickle that is not trusted.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"weights {path}: no such file")
+    if digest is not None and (found := sha256(path)) != digest:
+        raise RuntimeError(f"weights {path}: truncated or altered (SHA-256 {found[:12]}…, not {digest[:12]}…)")
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, framework="pt") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+        except SafetensorError as error:
+            raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+    if not trust_pickle:
+        raise RuntimeError(f"weights {path}: not safetensors; unpickling runs code, allow it by trust_pickle=True")
+    state = torch.load(path, map_location="cpu", weights_only=False)
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise RuntimeError(f"weights {path}: holds no state dict (a mapping of names to tensors)")
+    return state
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """Text stored in the header of a safetensors file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, FileNotFoundError) as error:
+        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+
+
+def assign(net: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Give a network these parameters, in float32.
+
+    Args:
+        net: The network.
+        tensors: One tensor per parameter.
+        source: Where they come from, for the message.
+
+    Raises:
+        RuntimeError: If a name is missing or unknown, or a shape differs.
+    """
+    expected = {name: tuple(p.shape) for name, p in net.named_parameters()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            wanted, given = expected.get(name, "nothing"), found.get(name, "nothing")
+            raise RuntimeError(f"weights {source}: {name} is {given}, the network needs {wanted}")
+    net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
