@@ -1,0 +1,1 @@
+"""Where people already sample. Each module adapts one host and imports it only when it is imported itself."""

@@ -1,0 +1,26 @@
+"""SteinDiff in diffusers.
+
+Import this module before loading a pipeline that was saved with one of its classes: diffusers resolves components it
+does not own among the modules already imported, and looks for their base classes in the same namespace.
+"""
+
+from diffusers import SchedulerMixin
+
+from steindiff.integrations.diffusers.families import family_of
+from steindiff.integrations.diffusers.networks import denoiser
+from steindiff.integrations.diffusers.schedulers import (
+    SteinDPMSolverMultistepScheduler,
+    SteinEDMDPMSolverMultistepScheduler,
+    SteinHeunDiscreteScheduler,
+    SteinUniPCMultistepScheduler,
+)
+
+__all__ = [
+    "SchedulerMixin",
+    "SteinDPMSolverMultistepScheduler",
+    "SteinEDMDPMSolverMultistepScheduler",
+    "SteinHeunDiscreteScheduler",
+    "SteinUniPCMultistepScheduler",
+    "denoiser",
+    "family_of",
+]

@@ -1,0 +1,326 @@
+r"""Stock diffusers schedulers whose steps are corrected.
+
+A scheduler never sees the network: it is handed the network's answer and returns the next state. Replay of a
+calibration and the analytical relaxation need no more than that, the state x and the solver's candidate T. So a
+corrected scheduler *is* the stock one, its arithmetic untouched, with one thing added where a step is complete:
+T becomes what the correction makes of (x, T). Without a correction the added line returns T itself, and everything is
+bitwise the stock scheduler.
+
+Where a step is complete differs from host to host:
+
+* DPM-Solver++ and its EDM twin: `step` takes x and returns T.
+* Heun: two calls of `step` are one step; only the second returns T. The state kept is x/α, so both tensors are
+  brought to x before, and back after.
+* UniPC: `step` evaluates first and corrects afterwards, starting again from the state it remembers. A change made to
+  what `step` returned would be overwritten by that; T is the outcome of the corrector, one call later. On the last
+  step there is no later call, and T is the outcome of the predictor.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    EDMDPMSolverMultistepScheduler,
+    HeunDiscreteScheduler,
+    UniPCMultistepScheduler,
+)
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor
+
+from steindiff.calibration import Calibration
+from steindiff.corrections.relaxation import Relaxation
+from steindiff.corrections.replay import Replay
+from steindiff.denoisers.base import Denoiser
+from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
+from steindiff.integrations.diffusers.layouts import layout_of
+from steindiff.levels import Level, Levels
+from steindiff.probes.analytic import Analytic
+from steindiff.solvers import Solver
+from steindiff.statistics import PerSample
+from steindiff.tableau import Proposal, Row, Step, Tableau
+
+PUBLIC = "steindiff.integrations.diffusers"
+"""Where the classes say they live: pipelines record it and look for `SchedulerMixin` there when they are loaded."""
+
+
+class Rule(Protocol):
+    """What a scheduler can apply: the next state from state and candidate alone."""
+
+    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
+        """The state after step i; the candidate itself where there is nothing to correct."""
+
+
+class Absent(Denoiser):
+    """The network a scheduler does not have."""
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        raise RuntimeError("a scheduler has no network to evaluate")
+
+    @property
+    def calls(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Taken(Step):
+    """A step somebody else took: the candidate is known, and so is the weight of x in it."""
+
+    candidate: Tensor = field(kw_only=True)
+
+    def __call__(self, x: Tensor) -> Proposal:
+        return Proposal(self.candidate, ())
+
+
+class Analytical:
+    """The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch."""
+
+    def __init__(self) -> None:
+        self.relaxation = Relaxation(probe=Analytic(), average=PerSample())
+
+    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
+        """Relax the candidate: (1 − γ) x + γ T."""
+        # All hosts here work on the denoised image: the weight of x in T is σ_t/σ_s.
+        slope = levels[i + 1].sigma / levels[i].sigma
+        step = Taken(Tableau((), Row(x=slope)), Absent(), candidate=candidate)
+        return self.relaxation(step, x, levels, i).x
+
+
+class Corrected:
+    """What a corrected scheduler adds to a stock one. Children say where a step is complete; see the module's text."""
+
+    solver: ClassVar[Callable[[Mapping[str, Any]], Solver]]
+    _stein_rule: Rule | None = None
+    _stein_levels: Levels | None = None
+    _stein_calibration: Calibration | None = None
+
+    # What the stock class provides.
+    config: Any
+    order: int
+    sigmas: Tensor
+    timesteps: Tensor
+    step_index: int
+
+    def _stein_setup(self, calibration: Calibration | Mapping[str, Any] | None, analytical: bool) -> None:
+        """Take the settings; the configuration keeps the calibration in a form that can be written as JSON."""
+        if calibration is not None and analytical:
+            raise ValueError("stein_analytical = True: not together with stein_calibration, choose one")
+        if calibration is None and not analytical:
+            return
+        solver = type(self).solver(self.config)
+        if calibration is None:
+            self._stein_rule = Analytical()
+            return
+        content = calibration.to_dict() if isinstance(calibration, Calibration) else calibration
+        self.register_to_config(stein_calibration=content)  # type: ignore[attr-defined]
+        calibration = Calibration.from_dict(content)  # what runs is what will be saved, its rounding included
+        check_fit(self, calibration, solver)
+        self._stein_calibration = calibration
+        self._stein_rule = Replay(calibration)
+
+    def _stein_unit(self, level: Level) -> float:
+        """What the host's state must be multiplied with to give x."""
+        return 1.0
+
+    def _stein_correct(self, i: int, x: Tensor, candidate: Tensor) -> Tensor:
+        """What the rule makes of step i; the candidate itself if there is none."""
+        if self._stein_rule is None:
+            return candidate
+        assert self._stein_levels is not None, "set_timesteps has not run"
+        s, t = self._stein_levels[i], self._stein_levels[i + 1]
+        shape = x.shape[1:] if self._stein_calibration is None else self._stein_calibration.shape
+        layout = layout_of(x.shape[1:], shape)
+        wide = torch.promote_types(candidate.dtype, torch.float32)
+        state = layout.unpack(x.to(wide)) * self._stein_unit(s)
+        given = layout.unpack(candidate.to(wide)) * self._stein_unit(t)
+        made = self._stein_rule.apply(i, state, given, self._stein_levels)
+        if made is given:
+            return candidate
+        return layout.pack(made / self._stein_unit(t)).to(candidate.dtype)
+
+    def _stein_step(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take a step; `plain` is the stock `step`."""
+        return plain(*args, **kwargs)
+
+    def _stein_set_timesteps(self, plain: Callable[..., None], given: dict[str, Any]) -> None:
+        """Set the run; `plain` is the stock `set_timesteps`, `given` what the caller passed, by name."""
+        calibration = self._stein_calibration
+        if calibration is None:
+            plain(**given)
+            if self._stein_rule is not None:
+                self._stein_levels = family_of(self).levels(self)
+            return
+        steps = calibration.levels.steps
+        for name in ("timesteps", "sigmas"):
+            if given.get(name) is not None:
+                raise ValueError(f"{name}: the calibration brings its own {steps} steps, no others can be given")
+        if given.get("num_inference_steps") != steps:
+            raise ValueError(
+                f"num_inference_steps = {given.get('num_inference_steps')}: the calibration is for {steps}; "
+                "calibrate again or set stein_calibration to None"
+            )
+        if not self.config.get("use_dynamic_shifting"):
+            given.pop("mu", None)
+        plain(**given)
+        self._stein_levels = calibration.levels
+        impose(self, calibration.levels, given.get("device"))
+
+
+def impose(scheduler: Any, levels: Levels, device: Any) -> None:
+    """Write `levels` into a scheduler: `order` entries for every step but the first."""
+    family = family_of(scheduler)
+    times = torch.tensor([family.timestep(level) for level in levels[:-1]], dtype=torch.float32, device=device)
+    sigmas = torch.tensor([family.sigma(level) for level in levels], dtype=torch.float32)
+    times = torch.cat([times[:1], times[1:].repeat_interleave(scheduler.order)])
+    if not scheduler.timesteps.is_floating_point() and bool((times == times.round()).all()):
+        times = times.to(scheduler.timesteps.dtype)
+    scheduler.timesteps = times
+    scheduler.sigmas = torch.cat([sigmas[:1], sigmas[1:-1].repeat_interleave(scheduler.order), sigmas[-1:]])
+
+
+def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
+    """Refuse a calibration of another solver or another forward process than the scheduler's.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    calibration.check(solver=solver)
+    family, levels = family_of(scheduler), calibration.levels
+    for i, level in enumerate(levels[:-1]):
+        meant = family.level(family.timestep(level), family.sigma(level))
+        if abs(meant.alpha - level.alpha) > 1e-4 or abs(meant.sigma - level.sigma) > 1e-4 * max(1.0, level.sigma):
+            raise ValueError(
+                f"stein_calibration: its level {i} has alpha = {level.alpha:.4g}, sigma = {level.sigma:.4g}; with "
+                f"{type(family).__name__} schedulers alpha = {meant.alpha:.4g}, sigma = {meant.sigma:.4g}"
+            )
+    ends = "zero" if levels[-1].sigma == 0.0 else "sigma_min"
+    expected = scheduler.config.get("final_sigmas_type", "zero")
+    if ends != expected:
+        raise ValueError(f"final_sigmas_type = {expected!r}: the calibration was measured with {ends!r}")
+
+
+def with_state(output: Any, state: Tensor) -> Any:
+    """A scheduler's output with its `prev_sample` replaced."""
+    if isinstance(output, tuple):
+        return (state, *output[1:])
+    output.prev_sample = state
+    return output
+
+
+def state_of(output: Any) -> Tensor:
+    """The `prev_sample` of a scheduler's output."""
+    state: Tensor = output[0] if isinstance(output, tuple) else output.prev_sample
+    return state
+
+
+class CorrectedMultistep(Corrected):
+    """DPM-Solver++: every call of `step` is a step."""
+
+    def _stein_step(
+        self, plain: Callable[..., Any], model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        output = plain(model_output, timestep, sample, *args, **kwargs)
+        return with_state(output, self._stein_correct(self.step_index - 1, sample, state_of(output)))
+
+
+class CorrectedHeun(Corrected):
+    """Heun: a step is complete after its second call, or after the first if it goes to σ = 0."""
+
+    state_in_first_order: bool
+    sample: Tensor
+
+    def _stein_unit(self, level: Level) -> float:
+        return level.alpha
+
+    def _stein_step(
+        self, plain: Callable[..., Any], model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        predicting = self.state_in_first_order
+        x = sample if predicting else self.sample
+        output = plain(model_output, timestep, sample, *args, **kwargs)
+        index = self.step_index - 1
+        if predicting and self.sigmas[index + 1] > 0:
+            return output
+        return with_state(output, self._stein_correct(index // 2, x, state_of(output)))
+
+
+class CorrectedUniPC(Corrected):
+    """UniPC: a step is complete when its corrector has run, in the next call of `step`; the last has no corrector."""
+
+    def multistep_uni_c_bh_update(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The stock corrector, and then the correction of the step it completes."""
+        candidate = super().multistep_uni_c_bh_update(*args, **kwargs)  # type: ignore[misc]
+        return self._stein_correct(self.step_index - 1, kwargs["last_sample"], candidate)
+
+    def multistep_uni_p_bh_update(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The stock predictor, corrected where nothing follows it."""
+        candidate: Tensor = super().multistep_uni_p_bh_update(*args, **kwargs)  # type: ignore[misc]
+        if self.step_index < len(self.timesteps) - 1:
+            return candidate
+        return self._stein_correct(self.step_index, kwargs["sample"], candidate)
+
+
+def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping[str, Any]], Solver]) -> type[Any]:
+    """Build the corrected class of a stock scheduler.
+
+    diffusers reads signatures: `from_config` takes the names of `__init__`, pipelines those of `step` and
+    `set_timesteps`. All three keep the stock signature, `__init__` with two settings more.
+
+    Args:
+        stock: the scheduler class.
+        host: where its steps are complete.
+        solver: configuration to the solver of the engine that the scheduler runs.
+    """
+    initialise = inspect.unwrap(stock.__init__)
+    parameters = inspect.signature(stock.__init__).parameters.values()
+    settings = (
+        inspect.Parameter("stein_calibration", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
+        inspect.Parameter("stein_analytical", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False),
+    )
+    signature = inspect.Signature([*parameters, *settings])
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs).arguments
+        calibration, analytical = given.pop("stein_calibration", None), given.pop("stein_analytical", False)
+        initialise(**given)
+        self._stein_setup(calibration, analytical)
+
+    __init__.__signature__ = signature  # type: ignore[attr-defined]
+
+    @functools.wraps(stock.step)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._stein_step(functools.partial(stock.step, self), *args, **kwargs)
+
+    @functools.wraps(stock.set_timesteps)
+    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(stock.set_timesteps).bind(self, *args, **kwargs).arguments
+        del given["self"]
+        self._stein_set_timesteps(functools.partial(stock.set_timesteps, self), given)
+
+    name = f"Stein{stock.__name__}"
+    return type(
+        name,
+        (host, stock),
+        {
+            "__doc__": f"`{stock.__name__}` with corrected steps; see `steindiff.integrations.diffusers.schedulers`.",
+            "__module__": PUBLIC,
+            "__init__": register_to_config(__init__),
+            "step": step,
+            "set_timesteps": set_timesteps,
+            "solver": staticmethod(solver),
+            # diffusers looks for compatible classes among its own only.
+            "_compatibles": stock._compatibles or [stock.__name__],
+        },
+    )
+
+
+SteinDPMSolverMultistepScheduler = corrected(DPMSolverMultistepScheduler, CorrectedMultistep, dpm_solver)
+SteinUniPCMultistepScheduler = corrected(UniPCMultistepScheduler, CorrectedUniPC, unipc_solver)
+SteinHeunDiscreteScheduler = corrected(HeunDiscreteScheduler, CorrectedHeun, heun_solver)
+SteinEDMDPMSolverMultistepScheduler = corrected(EDMDPMSolverMultistepScheduler, CorrectedMultistep, dpm_solver)

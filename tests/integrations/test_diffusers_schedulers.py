@@ -1,0 +1,523 @@
+"""The behaviour diffusers expects of a scheduler, on every corrected class, and equality with our own loop."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from steindiff import sample
+from steindiff.bases import natural_basis
+from steindiff.calibration import Calibration
+from steindiff.corrections.relaxation import Relaxation
+from steindiff.corrections.replay import Replay
+from steindiff.grids import Karras, LogSNR
+from steindiff.levels import Levels
+from steindiff.probes.analytic import Analytic
+from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
+from steindiff.statistics import PerSample
+
+diffusers = pytest.importorskip("diffusers")
+
+from steindiff.integrations import diffusers as ours  # noqa: E402
+
+SHAPE = (3, 8, 8)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A corrected class beside its stock class, with the solver it runs."""
+
+    name: str
+    solver: Solver
+    config: dict[str, Any] = field(default_factory=dict)
+    edm: bool = False
+
+    @property
+    def stock(self) -> Any:
+        return getattr(diffusers, self.name)
+
+    @property
+    def stein(self) -> Any:
+        return getattr(ours, f"Stein{self.name}")
+
+    def scale(self, scheduler: Any) -> float:
+        """Standard deviation of the first state."""
+        return float(scheduler.init_noise_sigma)
+
+
+HOSTS = {
+    "dpm": Host("DPMSolverMultistepScheduler", DPMSolverMultistep(2)),
+    "dpm3": Host("DPMSolverMultistepScheduler", DPMSolverMultistep(3), {"solver_order": 3}),
+    "unipc": Host("UniPCMultistepScheduler", UniPCBh2(2)),
+    "unipc3": Host("UniPCMultistepScheduler", UniPCBh2(3), {"solver_order": 3}),
+    "heun": Host("HeunDiscreteScheduler", Heun()),
+    "edm": Host("EDMDPMSolverMultistepScheduler", DPMSolverMultistep(2), edm=True),
+}
+FOUR = [HOSTS[name] for name in ("dpm", "unipc", "heun", "edm")]
+hosts = pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS.keys())
+four = pytest.mark.parametrize("host", FOUR, ids=lambda host: host.name)
+
+
+def network(x: Tensor, t: Any) -> Tensor:
+    """A smooth stand-in for a network, cheap and different for every channel and time."""
+    time = torch.as_tensor(t).reshape(-1, *[1] * (x.ndim - 1)).to(x.dtype)
+    return torch.tanh(x.roll(1, -1) * 0.7 + 0.3 * x.flip(1)) + 0.1 * torch.cos(time / 300)
+
+
+def start(batch: int = 2, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def loop(scheduler: Any, x: Tensor, model: Any = network, times: Any = None) -> list[Tensor]:
+    """What a pipeline does."""
+    states = []
+    for t in scheduler.timesteps if times is None else times:
+        x = scheduler.step(model(scheduler.scale_model_input(x, t), t), t, x, return_dict=False)[0]
+        states.append(x)
+    return states
+
+
+def random_calibration(scheduler: Any, solver: Solver, steps: int = 5, shape: tuple[int, ...] = SHAPE) -> Calibration:
+    """A calibration that does something at every step, on a grid with fractional times."""
+    schedule = ours.family_of(scheduler).schedule
+    # Karras without its smallest level: a run whose first and last level are those of the schedule, as usual.
+    levels = LogSNR()(schedule, steps)
+    basis = natural_basis(shape)
+    generator = torch.Generator().manual_seed(1)
+    rho = 0.8 + 0.5 * torch.rand(steps, basis.bands, generator=generator, dtype=torch.float64)
+    gamma = 0.9 + 0.1 * torch.rand(steps, generator=generator, dtype=torch.float64)
+    return Calibration(solver, levels, basis, tuple(map(tuple, rho.tolist())), tuple(gamma.tolist()))
+
+
+def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
+    assert float((a - b).norm() / b.norm()) < tolerance
+
+
+# --- without a correction: the stock scheduler, bit for bit -------------------------------------------------------
+
+
+@hosts
+@pytest.mark.parametrize("steps", [1, 5, 20])
+def test_uncorrected_is_stock_bitwise(host: Host, steps: int):
+    stock, stein = host.stock(**host.config), host.stein(**host.config)
+    for scheduler in (stock, stein):
+        scheduler.set_timesteps(steps)
+    assert torch.equal(stock.timesteps, stein.timesteps)
+    assert torch.equal(stock.sigmas, stein.sigmas)
+    x = start() * host.scale(stock)
+    for a, b in zip(loop(stock, x), loop(stein, x), strict=True):
+        assert torch.equal(a, b)
+
+
+VARIED = [
+    ("dpm", {"prediction_type": "v_prediction"}),
+    ("dpm", {"prediction_type": "sample"}),
+    ("dpm", {"algorithm_type": "sde-dpmsolver++"}),
+    ("dpm", {"thresholding": True, "sample_max_value": 1.5}),
+    ("dpm", {"use_karras_sigmas": True}),
+    ("dpm", {"use_lu_lambdas": True}),
+    ("dpm", {"trained_betas": [0.001 * (i + 1) for i in range(100)], "num_train_timesteps": 100}),
+    ("dpm", {"beta_schedule": "squaredcos_cap_v2", "lambda_min_clipped": -5.1}),
+    ("dpm", {"timestep_spacing": "trailing", "rescale_betas_zero_snr": True}),
+    ("dpm", {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}),
+    ("dpm3", {"euler_at_final": True}),
+    ("unipc", {"prediction_type": "v_prediction", "thresholding": True}),
+    ("unipc", {"disable_corrector": [0, 2]}),
+    ("unipc", {"predict_x0": False, "final_sigmas_type": "sigma_min"}),
+    ("unipc", {"use_karras_sigmas": True}),
+    ("unipc", {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}),
+    ("heun", {"prediction_type": "sample", "clip_sample": True}),
+    ("heun", {"prediction_type": "v_prediction", "use_karras_sigmas": True}),
+    ("heun", {"trained_betas": [0.001 * (i + 1) for i in range(100)], "num_train_timesteps": 100}),
+    ("edm", {"prediction_type": "v_prediction", "sigma_schedule": "exponential"}),
+    ("edm", {"thresholding": True, "final_sigmas_type": "sigma_min"}),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), VARIED)
+def test_uncorrected_is_stock_bitwise_with_settings(name: str, config: dict[str, Any]):
+    host = HOSTS[name]
+    config = {**host.config, **config}
+    stock, stein = host.stock(**config), host.stein(**config)
+    results = []
+    for scheduler in (stock, stein):
+        scheduler.set_timesteps(6)
+        torch.manual_seed(0)
+        results.append(loop(scheduler, start() * host.scale(scheduler)))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@four
+def test_empty_calibration_is_stock_bitwise_on_its_grid(host: Host):
+    """An empty calibration still brings its grid: here the stock grid, so everything is as if there were none."""
+    stock = host.stock()
+    stock.set_timesteps(6)
+    levels = ours.family_of(stock).levels(stock)
+    stein = host.stein(stein_calibration=Calibration.empty(host.solver, levels, natural_basis(SHAPE)))
+    stein.set_timesteps(6)
+    assert stein.timesteps.tolist() == pytest.approx(stock.timesteps.tolist(), abs=1e-3)
+    assert stein.sigmas.tolist() == pytest.approx(stock.sigmas.tolist(), rel=1e-6)
+    stein.sigmas = stock.sigmas
+    x = start() * host.scale(stock)
+    assert torch.equal(loop(stein, x, times=stein.timesteps)[-1], loop(stock, x)[-1])
+
+
+# --- with a calibration: our own loop -----------------------------------------------------------------------------
+
+
+@hosts
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+def test_replay_equals_our_loop(host: Host, prediction: str):
+    """Through `step`, network called by the host, against the engine calling it: same states, same number of calls."""
+    bare = host.stein(**host.config, prediction_type=prediction)
+    calibration = random_calibration(bare, host.solver)
+    stein = host.stein(**host.config, prediction_type=prediction, stein_calibration=calibration)
+    stein.set_timesteps(5)
+    calls = []
+
+    def counted(x: Tensor, t: Tensor) -> Tensor:
+        calls.append(t)
+        return network(x, t)
+
+    levels = calibration.levels
+    x = start() * levels[0].sigma
+    unit = levels[0].alpha if host.name.startswith("Heun") else 1.0
+    theirs = loop(stein, x / unit, counted)[-1]
+    assert len(calls) == calibration.nfe
+    mine = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver, Replay(calibration))
+    assert mine.nfe == calibration.nfe
+    assert_close(theirs, mine.x)
+    plain = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver)
+    assert float((plain.x - mine.x).norm() / mine.x.norm()) > 0.01, "the correction must matter for this to be a test"
+
+
+@pytest.mark.parametrize("name", ["dpm", "unipc"])
+def test_replay_on_flow_sigmas_equals_our_loop(name: str):
+    host = HOSTS[name]
+    config = {**host.config, "use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+    calibration = random_calibration(host.stein(**config), host.solver)
+    stein = host.stein(**config, stein_calibration=calibration)
+    stein.set_timesteps(5)
+    x = start() * calibration.levels[0].sigma
+    mine = sample(ours.family_of(stein).denoiser(network), x, calibration.levels, host.solver, Replay(calibration))
+    assert_close(loop(stein, x)[-1], mine.x)
+
+
+@hosts
+def test_analytical_mode_equals_our_loop(host: Host):
+    """No network inside the correction; γ per sample, so an image does not depend on its batch."""
+    stein = host.stein(**host.config, stein_analytical=True)
+    stein.set_timesteps(6)
+    levels = ours.family_of(stein).levels(stein)
+    # A state larger than its level allows, so that γ < 1 somewhere.
+    x = 1.5 * start() * levels[0].sigma
+    unit = levels[0].alpha if host.name.startswith("Heun") else 1.0
+    relaxation = Relaxation(probe=Analytic(), average=PerSample())
+    mine = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver, relaxation)
+    assert_close(loop(stein, x / unit)[-1], mine.x)
+    stein.set_timesteps(6)
+    assert_close(loop(stein, x[:1] / unit)[-1], mine.x[:1])
+
+
+@four
+def test_corrections_do_not_tie_samples_together(host: Host):
+    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein.set_timesteps(5)
+    x = start(3) * host.scale(stein)
+    together = loop(stein, x)[-1]
+    stein.set_timesteps(5)
+    assert_close(loop(stein, x[1:2])[-1], together[1:2], 1e-6)
+
+
+def test_unipc_trap():
+    """Stock UniPC forgets what was done to the state `step` returned; the corrected class does not rely on it."""
+    host = HOSTS["unipc"]
+    ends = []
+    for shift in (0.0, 1.0):
+        scheduler = host.stock(prediction_type="sample")
+        scheduler.set_timesteps(5)
+        x = start()
+        for i, t in enumerate(scheduler.timesteps):
+            x = scheduler.step(start(seed=i + 10), t, x).prev_sample + shift * (i == 1)
+        ends.append(x)
+    assert torch.equal(*ends)
+    calibration = random_calibration(host.stein(), host.solver)
+    only_second = Calibration(
+        calibration.solver,
+        calibration.levels,
+        calibration.basis,
+        tuple(row if i == 1 else () for i, row in enumerate(calibration.rho)),
+        (1.0,) * 5,
+    )
+    results = []
+    for used in (only_second, Calibration.empty(calibration.solver, calibration.levels, calibration.basis)):
+        stein = host.stein(stein_calibration=used)
+        stein.set_timesteps(5)
+        results.append(loop(stein, start())[-1])
+    assert float((results[0] - results[1]).norm() / results[1].norm()) > 1e-3
+
+
+# --- configuration ------------------------------------------------------------------------------------------------
+
+
+@four
+def test_signatures_are_stock(host: Host):
+    for method in ("step", "set_timesteps"):
+        assert inspect.signature(getattr(host.stein, method)) == inspect.signature(getattr(host.stock, method))
+    names = list(inspect.signature(host.stock.__init__).parameters)
+    assert list(inspect.signature(host.stein.__init__).parameters) == [*names, "stein_calibration", "stein_analytical"]
+
+
+@four
+def test_compatibles_are_stock(host: Host):
+    assert {c.__name__ for c in host.stein().compatibles} >= {c.__name__ for c in host.stock().compatibles} - {"Self"}
+    assert host.stock in host.stein().compatibles
+
+
+@four
+def test_config_round_trip(host: Host, tmp_path):
+    stein = host.stein.from_config(host.stock(num_train_timesteps=500).config, stein_calibration=None)
+    assert stein.config.num_train_timesteps == 500
+    stein = host.stein.from_config(stein.config, stein_calibration=random_calibration(stein, host.solver))
+    assert isinstance(stein.config.stein_calibration, dict)
+    json.loads(stein.to_json_string())
+    stein.save_pretrained(tmp_path)
+    loaded = host.stein.from_pretrained(tmp_path)
+    assert loaded.config.num_train_timesteps == 500
+    assert dict(loaded.config)["stein_calibration"] == dict(stein.config)["stein_calibration"]
+    results = []
+    for scheduler in (stein, loaded):
+        scheduler.set_timesteps(5)
+        results.append(loop(scheduler, start())[-1])
+    assert torch.equal(*results)
+    # The escape hatch: the stock class reads our file, keeps what it does not know, and we find it again.
+    stock = host.stock.from_pretrained(tmp_path)
+    assert type(stock) is host.stock
+    again = host.stein.from_config(stock.config)
+    assert dict(again.config)["stein_calibration"] == dict(stein.config)["stein_calibration"]
+
+
+@four
+def test_positional_arguments_and_unknown_ones(host: Host):
+    first, second = list(inspect.signature(host.stock.__init__).parameters.values())[1:3]
+    scheduler = host.stein(first.default, second.default)
+    assert scheduler.config[second.name] == second.default
+    with pytest.raises(TypeError, match="surprise"):
+        host.stein(surprise=1)
+
+
+@four
+def test_deepcopy_in_mid_run(host: Host):
+    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein.set_timesteps(5)
+    half = 2 * stein.order
+    x = loop(stein, start(), times=stein.timesteps[:half])[-1]
+    twin = copy.deepcopy(stein)
+    ends = [loop(s, x, times=s.timesteps[half:])[-1] for s in (stein, twin)]
+    assert torch.equal(*ends)
+
+
+# --- running ------------------------------------------------------------------------------------------------------
+
+
+@four
+@pytest.mark.parametrize("mode", [{}, {"stein_analytical": True}, {"stein_calibration": True}])
+def test_step_shape_dtype_determinism_and_return_type(host: Host, mode: dict[str, Any]):
+    if "stein_calibration" in mode:
+        mode = {"stein_calibration": random_calibration(host.stein(), host.solver)}
+    x = start() * host.scale(host.stein())
+    ends = []
+    for _ in range(2):
+        stein = host.stein(**mode)
+        stein.set_timesteps(5)
+        for t in stein.timesteps:
+            out = stein.step(network(stein.scale_model_input(x, t), t), t, x)
+            assert out.prev_sample.shape == x.shape
+            assert out.prev_sample.dtype == x.dtype
+        stein.set_timesteps(5)
+        ends.append(loop(stein, x)[-1])
+    assert torch.equal(*ends)
+
+
+@four
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_finite_and_close(host: Host, dtype: torch.dtype):
+    calibration = random_calibration(host.stein(), host.solver)
+    ends = []
+    for kind in (torch.float32, dtype):
+        stein = host.stein(stein_calibration=calibration)
+        stein.set_timesteps(5)
+        x = (start() * host.scale(stein)).to(kind)
+        # The network runs in its own precision, as a pipeline's does.
+        end = loop(stein, x, lambda x, t, kind=kind: network(x.to(kind), t))[-1]
+        assert end.isfinite().all()
+        ends.append(end)
+    assert ends[1].dtype in (dtype, torch.float32)  # Heun and EDM promote, as stock does
+    assert_close(ends[1].float(), ends[0], 0.1)
+
+
+@four
+def test_begin_index(host: Host):
+    """img2img: a run that starts inside. The corrections of the remaining steps apply, each at its own level."""
+    calibration = random_calibration(host.stein(), host.solver)
+    stein = host.stein(stein_calibration=calibration)
+    stein.set_timesteps(5)
+    first = 2
+    stein.set_begin_index(first * stein.order)
+    times = stein.timesteps[first * stein.order :]
+    x = stein.add_noise(0.3 * start(seed=3), start(), times[:1].repeat(2))
+    end = loop(stein, x, times=times)[-1]
+    levels = calibration.levels
+    tail = Levels(levels[first:], levels.schedule)
+    rest = Calibration(host.solver, tail, calibration.basis, calibration.rho[first:], calibration.gamma[first:])
+    unit = levels[first].alpha if host.name.startswith("Heun") else 1.0
+    mine = sample(ours.family_of(stein).denoiser(network), x * unit, tail, host.solver, Replay(rest))
+    assert_close(end, mine.x)
+
+
+@four
+def test_add_noise_is_stock(host: Host):
+    stock, stein = host.stock(), host.stein()
+    for scheduler in (stock, stein):
+        scheduler.set_timesteps(5)
+    for t in stock.timesteps:
+        times = t.repeat(2)
+        assert torch.equal(*[s.add_noise(start(), start(seed=1), times) for s in (stock, stein)])
+
+
+@pytest.mark.parametrize("name", ["dpm", "heun"])
+def test_custom_timesteps(name: str):
+    host = HOSTS[name]
+    stock, stein = host.stock(), host.stein()
+    for scheduler in (stock, stein):
+        scheduler.set_timesteps(timesteps=[900, 600, 300, 100])
+    assert torch.equal(loop(stock, start())[-1], loop(stein, start())[-1])
+
+
+def test_custom_sigmas():
+    config = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+    stock, stein = HOSTS["unipc"].stock(**config), HOSTS["unipc"].stein(**config)
+    for scheduler in (stock, stein):
+        scheduler.set_timesteps(sigmas=np.array([1.0, 0.7, 0.4, 0.1]))
+    assert torch.equal(loop(stock, start())[-1], loop(stein, start())[-1])
+
+
+@pytest.mark.parametrize("host", [h for h in HOSTS.values() if not h.edm], ids=lambda h: repr(h.solver))
+def test_full_loop_with_a_real_unet(host: Host):
+    torch.manual_seed(0)
+    unet = diffusers.UNet2DModel(
+        sample_size=8,
+        block_out_channels=(8, 16),
+        norm_num_groups=4,
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+    ).eval()
+    calibration = random_calibration(host.stein(**host.config), host.solver)
+    stein = host.stein(**host.config, stein_calibration=calibration)
+    stein.set_timesteps(5)
+    levels = calibration.levels
+    x = start() * levels[0].sigma
+    unit = levels[0].alpha if host.name.startswith("Heun") else 1.0
+    with torch.no_grad():
+        theirs = loop(stein, x / unit, lambda x, t: unet(x, t).sample)[-1]
+    denoiser = ours.denoiser(unet, stein)
+    mine = sample(denoiser, x, levels, host.solver, Replay(calibration))
+    assert mine.network_calls == calibration.nfe
+    assert_close(theirs, mine.x)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@four
+def test_other_step_counts_are_refused(host: Host):
+    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    with pytest.raises(ValueError, match="num_inference_steps = 7: the calibration is for 5"):
+        stein.set_timesteps(7)
+
+
+def test_other_grids_are_refused():
+    stein = HOSTS["dpm"].stein(stein_calibration=random_calibration(HOSTS["dpm"].stein(), HOSTS["dpm"].solver))
+    with pytest.raises(ValueError, match="timesteps: the calibration brings its own 5 steps"):
+        stein.set_timesteps(timesteps=[900, 600, 300, 200, 100])
+
+
+@four
+def test_other_resolutions_are_refused(host: Host):
+    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein.set_timesteps(5)
+    with pytest.raises(ValueError, match=r"shape \(3, 16, 16\), but the calibration is for \(3, 8, 8\)"):
+        loop(stein, start(shape=(3, 16, 16)))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("dpm", {"solver_order": 3}, r"solver: measured with DPMSolverMultistep\(nominal_order=2"),
+        ("dpm", {"lower_order_final": False}, "solver: measured with"),
+        (
+            "dpm",
+            {"algorithm_type": "sde-dpmsolver++"},
+            r"algorithm_type = 'sde-dpmsolver\+\+'.*only 'dpm",
+        ),
+        ("dpm", {"solver_type": "heun"}, "solver_type = 'heun'.*allows only 'midpoint'"),
+        ("dpm", {"final_sigmas_type": "sigma_min"}, "final_sigmas_type = 'sigma_min'.*measured with 'zero'"),
+        ("dpm", {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, "alpha = .* FlowMatching"),
+        ("unipc", {"disable_corrector": [1]}, r"disable_corrector = \[1\].*allows only \[\]"),
+        ("unipc", {"solver_type": "bh1"}, "final_sigmas_type = 'zero'.*allows only 'sigma_min'"),
+        ("unipc", {"solver_type": "bh1", "final_sigmas_type": "sigma_min"}, "solver: measured with UniPCBh2"),
+        ("unipc", {"predict_x0": False}, "predict_x0 = False.*allows only True"),
+        ("heun", {"stein_analytical": True}, "stein_analytical = True: not together with stein_calibration"),
+    ],
+)
+def test_calibrations_of_another_solver_or_process_are_refused(name: str, config: dict[str, Any], message: str):
+    host = HOSTS[name]
+    with pytest.raises(ValueError, match=message):
+        host.stein(**config, stein_calibration=random_calibration(host.stein(), host.solver))
+
+
+def test_a_calibration_of_another_class_is_refused():
+    host = HOSTS["dpm"]
+    with pytest.raises(ValueError, match="with EDMFamily schedulers alpha = 1"):
+        HOSTS["edm"].stein(stein_calibration=random_calibration(host.stein(), host.solver))
+
+
+def test_a_damaged_configuration_is_refused(tmp_path):
+    host = HOSTS["dpm"]
+    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein.save_pretrained(tmp_path)
+    file = tmp_path / "scheduler_config.json"
+    file.write_text(file.read_text().replace('"nfe": 5', '"nfe": 6'))
+    with pytest.raises(ValueError, match="sha256: the content was altered"):
+        host.stein.from_pretrained(tmp_path)
+
+
+def test_stochastic_variants_are_refused_in_analytical_mode():
+    with pytest.raises(ValueError, match="algorithm_type"):
+        HOSTS["dpm"].stein(algorithm_type="sde-dpmsolver++", stein_analytical=True)
+
+
+def test_unknown_schedulers_are_refused():
+    with pytest.raises(ValueError, match="scheduler = VQDiffusionScheduler: allowed are"):
+        ours.family_of(diffusers.VQDiffusionScheduler(num_vec_classes=8))
+
+
+def test_karras_grid_of_the_family_is_the_stock_grid():
+    """Our EDM grid on the family's schedule is what `use_karras_sigmas` gives."""
+    stock = diffusers.HeunDiscreteScheduler(use_karras_sigmas=True)
+    stock.set_timesteps(6)
+    mine = Karras()(ours.family_of(stock).schedule, 6)
+    assert [level.ratio for level in mine] == pytest.approx(
+        [level.ratio for level in ours.family_of(stock).levels(stock)], rel=1e-4
+    )
