@@ -1,0 +1,5 @@
+"""`python -m steindiff.cli`."""
+
+from steindiff.cli.frame import main
+
+main()

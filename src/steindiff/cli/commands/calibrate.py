@@ -1,0 +1,96 @@
+"""`steindiff calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steindiff.calibrate import calibrate
+from steindiff.cli import options
+from steindiff.cli.output import print_json, progress, results
+from steindiff.discovery import named
+from steindiff.outputs import folder
+from steindiff.solvers import SOLVERS
+from steindiff.survey import survey
+
+EXAMPLES = (
+    "steindiff calibrate --nfe 5 --out calibrations",
+    "steindiff calibrate --solver dpmpp-3m --nfe 4,5,6,8 --num 512 --device cuda --batch 256 --out calibrations",
+    "steindiff calibrate --guidance 2 --nfe 6 --out guided",
+)
+
+SURVEY_STEPS = 24
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Folder for the files MODEL-SOLVER-NFE.json.")],
+    model: options.Model = "cifar10",
+    solver: options.Solver = "dpmpp-2m",
+    nfe: options.Nfes = "5",
+    num: options.Num = 64,
+    seed: options.Seed = 1_000_000,
+    device: options.Device = "auto",
+    guidance: options.Guidance = 1.0,
+    batch: options.Batch = 16,
+    power: Annotated[float, typer.Option(help="Exponent of the Stein grid; 0.2 for 2M and 3M, 0.3 for DDIM.")] = 0.2,
+    json: options.Json = False,
+) -> None:
+    """Measure a model once, so that sampling with few evaluations loses less; replaying costs nothing.
+
+    One survey (many steps, a few backward passes) serves all the numbers of evaluations asked for. Calibrate on seeds
+    you do not evaluate on.
+    """
+    nfes = options.numbers("nfe", nfe)
+    chosen = named("solver", solver, SOLVERS)
+    seeds = options.seeds(num, seed)
+    subject = options.subject(model, guidance, device)
+    folder(out)
+    written = []
+    with progress() as bar:
+        task = bar.add_task(f"{model}, survey", total=SURVEY_STEPS + sum(nfes))
+
+        def step(moment: object) -> None:
+            bar.advance(task)
+
+        measured = survey(
+            subject.denoisers,
+            subject.schedule,
+            subject.shape,
+            seeds=seeds,
+            steps=SURVEY_STEPS,
+            probed=min(16, num),
+            batch=batch,
+            device=subject.device,
+            callback=step,
+        )
+        for budget in nfes:
+            bar.update(task, description=f"{model}, {budget} evaluations")
+            made = calibrate(
+                subject.denoisers,
+                chosen,
+                subject.schedule,
+                budget,
+                subject.shape,
+                measured=measured,
+                batch=batch,
+                power=power,
+                device=subject.device,
+                settings={"guidance": guidance},
+                callback=step,
+            )
+            path = out / f"{model}-{solver}-{budget}.json"
+            made.save(path)
+            written.append((path, made))
+    if json:
+        print_json(
+            {
+                str(path): {"nfe": made.nfe, "sigma": [level.sigma for level in made.levels], **made.settings}
+                for path, made in written
+            }
+        )
+        return
+    for path, made in written:
+        sigmas = " → ".join(f"{level.sigma:.3g}" for level in made.levels)
+        results.print(f"[bold]{path}[/]: σ {sigmas}", soft_wrap=True)

@@ -1,0 +1,84 @@
+"""`steindiff doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+
+import torch
+from rich.table import Table
+
+import steindiff
+from steindiff import zoo
+from steindiff.cli.options import Json
+from steindiff.cli.output import print_json, results
+from steindiff.metrics import references
+
+EXAMPLES = ("steindiff doctor", "steindiff doctor --json")
+
+NEEDED = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib", "pillow")
+EXTRAS = {"diffusers": ("diffusers", "accelerate", "transformers"), "metrics": ("torchmetrics", "scipy")}
+"""Packages needed, and those of the optional extras, as in pyproject.toml."""
+
+
+def version(package: str) -> str:
+    """The version of an installed package, or that it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def extra(name: str, packages: tuple[str, ...]) -> str:
+    """The state of an optional extra and how to get it."""
+    found = {package: version(package) for package in packages}
+    if "not installed" in found.values():
+        return f"missing; pip install 'steindiff[{name}]'"
+    return ", ".join(f"{package} {number}" for package, number in found.items())
+
+
+def weights(name: str) -> str:
+    """Whether a shipped model loads."""
+    try:
+        parameters = sum(p.numel() for p in zoo.load(name).parameters())
+    except (OSError, RuntimeError) as error:
+        return f"broken: {error}"
+    return f"shipped, {parameters / 1e6:.1f} million parameters"
+
+
+def examination() -> dict[str, dict[str, str]]:
+    """Everything worth knowing, by topic."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "versions": {
+            "steindiff": steindiff.__version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in NEEDED},
+        },
+        "device": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "processor cores": str(os.cpu_count()),
+            "torch threads": str(torch.get_num_threads()),
+            "GPU": ", ".join(gpus) or ("Apple" if torch.backends.mps.is_available() else "none"),
+        },
+        "optional": {name: extra(name, packages) for name, packages in EXTRAS.items()},
+        "offline": {
+            **{f"model {name}": weights(name) for name in zoo.names()},
+            "reference statistics": ", ".join(sorted(path.stem for path in references.FOLDER.glob("*.npz"))) or "none",
+        },
+    }
+
+
+def command(json: Json = False) -> None:
+    """Say what is installed, on which device it runs, and what is available offline."""
+    found = examination()
+    if json:
+        print_json(found)
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for topic, facts in found.items():
+        table.add_row(f"[bold]{topic}[/]")
+        for name, value in facts.items():
+            table.add_row(f"  {name}", value)
+    results.print(table)

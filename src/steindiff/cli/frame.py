@@ -1,0 +1,93 @@
+"""The frame of the command line: finds the commands, reports mistakes in one line, turns errors into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import torch
+import typer
+from rich.markup import escape
+
+import steindiff
+from steindiff.cli import commands
+from steindiff.cli.output import errors
+
+MISTAKE, INTERRUPTED = 1, 130
+"""Exit codes: something the user can mend (a wrong option has typer's own code 2); Ctrl-C, as shells have it."""
+
+
+def version(value: bool) -> None:
+    """Print the version and leave."""
+    if value:
+        typer.echo(f"steindiff {steindiff.__version__}")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Few-step diffusion sampling without retraining.
+
+    Start with `steindiff compare`: the same seeds without and with SteinDiff, and the numbers.
+    """
+
+
+def build() -> typer.Typer:
+    """The application, with every command found in the folder."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for info in pkgutil.iter_modules(commands.__path__):
+        module = importlib.import_module(f"{commands.__name__}.{info.name}")
+        examples = "\n\n".join(f"`{example}`" for example in module.EXAMPLES)
+        app.command(info.name, epilog=f"**Examples**\n\n{examples}")(module.command)
+    return app
+
+
+def explain(error: BaseException) -> str:
+    """One line for one error: what was wrong, with which file."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory even with one sample per batch"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code.
+
+    A mistake of the user's, or of a file of theirs, ends in one line. `STEINDIFF_DEBUG=1` shows the traceback too.
+    """
+    try:
+        return int(build()(list(arguments), prog_name="steindiff", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        if error.format_message():
+            errors.print(f"[bold red]steindiff:[/] {escape(' '.join(error.format_message().split()))}", soft_wrap=True)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        errors.print("[bold red]steindiff:[/] interrupted; what was written is whole")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return MISTAKE
+    except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
+        if os.environ.get("STEINDIFF_DEBUG"):
+            raise
+        errors.print(f"[bold red]steindiff:[/] {escape(explain(error))}", soft_wrap=True)
+        return MISTAKE
+
+
+def main() -> NoReturn:
+    """The entry point of the `steindiff` script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""Options shared by the commands: one name, one meaning, one help text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from steindiff.compare import METHODS, Subject
+from steindiff.discovery import named
+from steindiff.solvers import SOLVERS
+from steindiff.subjects import MODELS
+
+Model = Annotated[str, typer.Option(help=f"Embedded model: {', '.join(MODELS)}.", autocompletion=lambda: list(MODELS))]
+Solver = Annotated[
+    str,
+    typer.Option(
+        help="Solver, e.g. ddim, dpmpp-2m, dpmpp-3m, heun, unipc-bh2-2.", autocompletion=lambda: list(SOLVERS)
+    ),
+]
+Nfe = Annotated[int, typer.Option(help="Network evaluations per image.")]
+Nfes = Annotated[str, typer.Option("--nfe", help="Network evaluations per image; several as 4,5,6,8.")]
+Num = Annotated[int, typer.Option(help="Number of images.")]
+Seed = Annotated[int, typer.Option(help="First seed; image i has seed SEED + i.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the first GPU there is.")]
+Guidance = Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model.")]
+Batch = Annotated[int, typer.Option(help="Images evaluated together; halved where memory runs out.")]
+Method = Annotated[
+    str, typer.Option(help=f"How to sample: {', '.join(METHODS)}.", autocompletion=lambda: list(METHODS))
+]
+CalibrationFile = Annotated[
+    Path | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def device(name: str) -> str:
+    """The device meant, checked to be there.
+
+    Raises:
+        ValueError: if there is no such device.
+    """
+    there = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    if name == "auto":
+        return next((kind for kind in there if kind != "cpu"), "cpu")
+    kind, _, index = name.partition(":")
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in there or (index and not (index.isdigit() and int(index) < count)):
+        raise ValueError(f"device = {name!r}: allowed here are auto, {', '.join(there)}")
+    return name
+
+
+def numbers(argument: str, text: str) -> list[int]:
+    """The whole numbers of a list such as `4,5,6`, in order and once each.
+
+    Raises:
+        ValueError: if something in it is not a whole number.
+    """
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"{argument} = {text!r}: allowed are whole numbers >= 1, several as 4,5,6") from None
+
+
+def seeds(num: int, seed: int) -> range:
+    """The seeds of a run.
+
+    Raises:
+        ValueError: if there are none or they are negative.
+    """
+    if num < 1:
+        raise ValueError(f"num = {num}: allowed are whole numbers >= 1")
+    if seed < 0:
+        raise ValueError(f"seed = {seed}: allowed are whole numbers >= 0")
+    return range(seed, seed + num)
+
+
+def subject(model: str, guidance: float, device_name: str) -> Subject:
+    """The model meant, on its device."""
+    return named("model", model, MODELS)(guidance=guidance, device=device(device_name))

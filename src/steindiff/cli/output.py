@@ -1,0 +1,42 @@
+"""What commands print: results on stdout, everything else on stderr and only where somebody is looking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+results = Console(highlight=False)
+"""Stdout. Rich drops colours and boxes' control codes by itself where this is a pipe."""
+errors = Console(stderr=True, highlight=False)
+"""Stderr."""
+
+
+def note(text: str) -> None:
+    """Something worth knowing that is not the result."""
+    errors.print(f"[yellow]steindiff:[/] {escape(text)}", soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """The result for machines: one JSON document on stdout."""
+    results.file.write(json.dumps(value, indent=1) + "\n")
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A live progress bar with the time left; silent where stderr is not a terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        yield bar

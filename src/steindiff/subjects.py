@@ -1,0 +1,58 @@
+"""The embedded models, ready to be compared, sampled from and calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from steindiff import zoo
+from steindiff.compare import RandomFeatures, Subject
+from steindiff.denoisers import EDMDenoiser, Epsilon, Guided
+from steindiff.denoisers.base import Denoiser
+from steindiff.schedules import EDM, Discrete
+from steindiff.schedules.base import Schedule
+from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
+
+PARAMETERISATIONS: dict[type[ZooNetwork], tuple[Callable[..., Denoiser], Callable[..., Schedule]]] = {
+    EDMPrecond: (EDMDenoiser, lambda network: EDM()),
+    VPNoise: (Epsilon, lambda network: Discrete.linear(network.betas[0], network.betas[1], network.steps)),
+}
+"""How a network of the zoo becomes a denoiser on a schedule."""
+
+
+def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
+    """A model of the zoo as a subject; the label of a seed is its remainder modulo the number of classes.
+
+    Args:
+        name: one of `zoo.names()`.
+        guidance: scale w of classifier-free guidance; 1 is the conditional model, 0 the unconditional one.
+        device: where to run it.
+
+    Raises:
+        ValueError: if the name is unknown or the scale negative.
+    """
+    if not guidance >= 0:
+        raise ValueError(f"guidance = {guidance}: allowed are numbers >= 0")
+    network = zoo.load(name, device)
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    denoiser, schedule = PARAMETERISATIONS[type(network)]
+
+    def denoisers(seeds: Sequence[int]) -> Denoiser:
+        labels = torch.tensor([seed % network.num_classes for seed in seeds], device=device)
+        conditional = denoiser(partial(network, labels=labels))
+        return conditional if guidance == 1.0 else Guided(conditional, denoiser(network), guidance)
+
+    return Subject(
+        name=name,
+        denoisers=denoisers,
+        schedule=schedule(network),
+        shape=network.shape,
+        features=RandomFeatures(network.shape[0]),
+        device=torch.device(device),
+    )
+
+
+MODELS: dict[str, Callable[..., Subject]] = {name: partial(embedded, name) for name in zoo.names()}
+"""What the command line's `--model` takes: name → function of `guidance` and `device`."""

@@ -1,0 +1,41 @@
+"""A model that answers in microseconds: the exact denoiser of the 8×8 digits, shared by the tests of CLI and report."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from sklearn.datasets import load_digits
+
+from steindiff.calibrate import calibrate
+from steindiff.calibration import Calibration
+from steindiff.compare import RandomFeatures, Subject
+from steindiff.denoisers import Empirical
+from steindiff.metrics.frechet import Moments
+from steindiff.schedules import SCHEDULES
+from steindiff.solvers.base import Solver
+
+SHAPE = (1, 8, 8)
+
+
+@cache
+def digits() -> torch.Tensor:
+    return torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
+
+
+@cache
+def calibrated(solver: Solver, nfe: int) -> Calibration:
+    return calibrate(Empirical(digits()), solver, SCHEDULES["edm"], nfe, SHAPE, seeds=range(32))
+
+
+def subject(calibrations=calibrated) -> Subject:
+    denoiser, features = Empirical(digits()), RandomFeatures(1)
+    return Subject(
+        name="digits",
+        denoisers=lambda seeds: denoiser,
+        schedule=SCHEDULES["edm"],
+        shape=SHAPE,
+        features=features,
+        reference=Moments.of(features(digits())),
+        calibrations=calibrations,
+    )
