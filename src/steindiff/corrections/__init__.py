@@ -1,6 +1,38 @@
-"""Corrections: what may be done to a solver's step."""
+"""Corrections, one file each: what may be done to a solver's step.
 
+A new file with a `VARIANTS` table is found by walking this folder.
+"""
+
+from steindiff.corrections.activation import Activation, EveryStep, Expansion, Neediest, OnlySteps, log_step
 from steindiff.corrections.base import Correction, Transition
+from steindiff.corrections.consistency import Consistency, Likelihood, LogSigma, Matched, PerDimension
 from steindiff.corrections.plain import Plain
+from steindiff.corrections.relaxation import Bounds, Clamped, Coordinates, Given, Normalised, Relaxation, Unclamped
+from steindiff.discovery import variants
 
-__all__ = ["Correction", "Plain", "Transition"]
+CORRECTIONS: dict[str, Correction] = variants(__name__, __path__, Correction)
+
+__all__ = [
+    "CORRECTIONS",
+    "Activation",
+    "Bounds",
+    "Clamped",
+    "Consistency",
+    "Coordinates",
+    "Correction",
+    "EveryStep",
+    "Expansion",
+    "Given",
+    "Likelihood",
+    "LogSigma",
+    "Matched",
+    "Neediest",
+    "Normalised",
+    "OnlySteps",
+    "PerDimension",
+    "Plain",
+    "Relaxation",
+    "Transition",
+    "Unclamped",
+    "log_step",
+]

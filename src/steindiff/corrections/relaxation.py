@@ -1,0 +1,231 @@
+r"""The paper's Stein relaxation (Algorithm 1)."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from steindiff.corrections.activation import Activation, EveryStep
+from steindiff.corrections.base import Correction, Transition
+from steindiff.levels import Level, Levels
+from steindiff.probes.adaptive import Adaptive
+from steindiff.probes.analytic import Analytic
+from steindiff.probes.base import Probe, dot
+from steindiff.probes.vjp import VJP
+from steindiff.statistics import Average, OverBatch
+from steindiff.tableau import Step
+
+GROWTH = 10.0
+"""A relaxed state this many times larger than both the state and the candidate it mixes is taken as divergence."""
+
+
+def stein_numerator(s_xu: Tensor, s_div: Tensor, level: Level) -> Tensor:
+    r"""E⟨u, x − x*⟩ without x*: (1 − 1/α) s_xu + (σ²/α) s_div (Thm 4.7); α = 1 leaves σ² s_div."""
+    return (1.0 - 1.0 / level.alpha) * s_xu + (level.sigma**2 / level.alpha) * s_div
+
+
+class Bounds(ABC):
+    """Which γ are allowed. Children are frozen dataclasses."""
+
+    @abstractmethod
+    def limit(self, gamma: Tensor) -> Tensor:
+        """The nearest allowed γ."""
+
+    @abstractmethod
+    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, gamma: Tensor, s_uu: Tensor, place: str) -> None:
+        """Raise if the relaxed step cannot be trusted; `place` names it."""
+
+
+class Coordinates(ABC):
+    """In which coordinates state and candidate are mixed. Children are frozen dataclasses."""
+
+    @abstractmethod
+    def carry(self, s: Level, t: Level) -> float:
+        """The factor that takes a state at s to where it stands beside one at t."""
+
+    @abstractmethod
+    def level(self, s: Level) -> Level:
+        """The level s in these coordinates."""
+
+
+@dataclass(frozen=True)
+class Given(Coordinates):
+    """Those of the schedule, as in the paper."""
+
+    def carry(self, s: Level, t: Level) -> float:
+        return 1.0
+
+    def level(self, s: Level) -> Level:
+        return s
+
+
+@dataclass(frozen=True)
+class Normalised(Coordinates):
+    r"""x/α, in which every schedule is EDM's: α = 1, σ = σ/α. Then γ has no 1/α and does not depend on the schedule."""
+
+    def carry(self, s: Level, t: Level) -> float:
+        return t.alpha / s.alpha
+
+    def level(self, s: Level) -> Level:
+        return Level(s.t, 1.0, s.ratio)
+
+
+def check_minimum(minimum: float) -> None:
+    """Refuse a γ_min outside (0, 1]."""
+    if not 0 < minimum <= 1:
+        raise ValueError(f"minimum = {minimum}: allowed are numbers in (0, 1]")
+
+
+@dataclass(frozen=True)
+class Clamped(Bounds):
+    r"""γ_min <= γ <= 1: the Krasnosel'skiĭ–Mann form the paper's main results use.
+
+    The next state is a convex combination of state and candidate, so it can never leave their hull.
+
+    Args:
+        minimum: γ_min.
+    """
+
+    minimum: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_minimum(self.minimum)
+
+    def limit(self, gamma: Tensor) -> Tensor:
+        return gamma.clamp(self.minimum, 1.0)
+
+    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, gamma: Tensor, s_uu: Tensor, place: str) -> None:
+        """A convex combination needs no watching, and looking at it would stall the device."""
+
+
+@dataclass(frozen=True)
+class Unclamped(Bounds):
+    r"""γ >= γ_min and nothing else: Algorithm 1 to the letter. It diverges; a warning says so, a guard catches it.
+
+    For DDIM with an exact denoiser in EDM coordinates γ* = 1/(1 − σ_t/σ_s), so the relaxed step lands on D(x), the
+    posterior mean, whatever the target level. There the next residual nearly vanishes and γ = σ² s_div/s_uu explodes.
+
+    Args:
+        minimum: γ_min.
+    """
+
+    minimum: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_minimum(self.minimum)
+        warnings.warn(
+            "Unclamped(): for an exact denoiser gamma is 1/(1 - sigma_t/sigma_s), so a step jumps to the posterior "
+            "mean, the next residual vanishes and gamma explodes; Clamped() keeps gamma <= 1",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def limit(self, gamma: Tensor) -> Tensor:
+        return gamma.clamp(min=self.minimum)
+
+    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, gamma: Tensor, s_uu: Tensor, place: str) -> None:
+        before = torch.maximum(_size(x), _size(candidate))
+        bad = ~(_size(relaxed) <= GROWTH * before)
+        if not bool(bad.any()):
+            return
+        k = int(bad.nonzero()[0])
+        worst, scale = (t.expand(len(x))[k].item() for t in (gamma, s_uu))
+        raise RuntimeError(
+            f"{place}: the literal relaxation diverged: gamma = {worst:.4g} because the residual has nearly vanished "
+            f"(s_uu = {scale:.4g}), so the state grew from {float(before[k]):.4g} to {float(_size(relaxed)[k]):.4g} "
+            "(root mean square); use Clamped(), which keeps gamma <= 1"
+        )
+
+
+def _size(x: Tensor) -> Tensor:
+    """Root mean square of every sample, `(B,)`."""
+    return x.flatten(1).square().mean(1).sqrt()
+
+
+@dataclass(frozen=True)
+class Relaxation(Correction):
+    r"""x_next = (1 − γ) x + γ T(x), with γ minimising E‖x_next − x*‖² under the forward coupling.
+
+    With the residual u = x − T(x) and averages s over the batch,
+
+        γ = [(1 − 1/α) s_xu + (σ²/α) s_div]/(s_uu + ε),   s_xu = ⟨u, x⟩, s_uu = ‖u‖², s_div = div u = d − div T,
+
+    for any α > 0: VP, sub-VP, VE, EDM, flow. A step from α = 0 (pure noise) is left alone: there x says nothing about
+    x* and 1/α is infinite. Where γ = 1 the candidate itself is returned, bit for bit.
+
+    The paper's modes are probes: *full* `VJP()`, *analytical* `Analytic()`, *adaptive* `Adaptive()`.
+
+    The identity behind γ needs x = α x* + σ ε with ε independent of everything else in the step. Beyond the first step
+    of a run that is an approximation, and with a multistep solver it also ignores how the history depends on x
+    (measured in docs/reproduction.md).
+
+    Args:
+        probe: how div T is found.
+        activation: at which steps to act; the paper's sparse activation is `OnlySteps` or `Neediest`.
+        bounds: `Clamped()` for γ <= 1, `Unclamped()` for Algorithm 1 to the letter.
+        average: `OverBatch()` for one γ a step, `PerSample()` for one γ a sample.
+        coordinates: `Given()` as in the paper, or `Normalised()`, which agrees with it where α = 1 and spares other
+            schedules the terms in 1/α, whose noise drowns γ where α is small.
+        epsilon: safeguard in the denominator.
+        seed: the probe directions of step i are drawn from (seed, i), so a run can be repeated.
+
+    References:
+        Mitigating the Contractivity Trap in Diffusion ODEs via Stein Stabilization (Li & Zeng, 2026),
+        arXiv:2606.07835, Algorithm 1, Theorems 4.3 and 4.7.
+    """
+
+    probe: Probe = field(default_factory=VJP)
+    activation: Activation = field(default_factory=EveryStep)
+    bounds: Bounds = field(default_factory=Clamped)
+    average: Average = field(default_factory=OverBatch)
+    coordinates: Coordinates = field(default_factory=Given)
+    epsilon: float = 1e-12
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise ValueError(f"epsilon = {self.epsilon}: allowed are numbers >= 0")
+        if self.seed < 0:
+            raise ValueError(f"seed = {self.seed}: allowed are whole numbers >= 0")
+
+    def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
+        s, t = levels[i], levels[i + 1]
+        if s.alpha == 0.0 or not self.activation(levels, i):
+            return Transition(*step(x), {"active": False})
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + i)
+        probed = self.probe(step, x, s, generator)
+        # With carry = k both x and T are seen at the target's scale; there div T is taken with respect to k x.
+        carry, level = self.coordinates.carry(s, t), self.coordinates.level(s)
+        scale = level.alpha / s.alpha / carry  # from the target's scale to the coordinates
+        carried = x if carry == 1.0 else carry * x
+        u = carried - probed.candidate
+        s_xu, s_uu = (self.average(dot(u, z)) * scale**2 for z in (carried, u))
+        s_div = self.average(x[0].numel() - probed.divergence / carry)
+        optimum = stein_numerator(s_xu, s_div, level) / (s_uu + self.epsilon)
+        gamma = self.bounds.limit(optimum)
+        # lerp returns the candidate itself at weight 1, where x + 1·(T − x) would round.
+        weight = gamma.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        relaxed = torch.lerp(carried, probed.candidate, weight)
+        place = f"step {i + 1} of {levels.steps}, sigma {s.sigma:.4g} to {t.sigma:.4g}"
+        self.bounds.watch(carried, probed.candidate, relaxed, gamma, s_uu, place)
+        statistics = {
+            "active": True,
+            "gamma": gamma,
+            "optimum": optimum,
+            "s_xu": s_xu,
+            "s_uu": s_uu,
+            "s_div": s_div,
+            "extra_calls": probed.extra_calls,
+        }
+        return Transition(relaxed, probed.evaluations, statistics, probed.backward_passes)
+
+
+VARIANTS = {
+    "relaxation": Relaxation(),
+    "relaxation-analytical": Relaxation(probe=Analytic()),
+    "relaxation-adaptive": Relaxation(probe=Adaptive()),
+}

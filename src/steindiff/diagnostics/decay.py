@@ -1,0 +1,115 @@
+r"""How the error to x* falls from step to step (Thm 4.8)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from steindiff.corrections.base import Correction
+from steindiff.denoisers.base import Denoiser
+from steindiff.diagnostics.coupling import couple
+from steindiff.levels import Levels
+from steindiff.probes.base import dot
+from steindiff.solvers.base import Solver
+from steindiff.statistics import mean
+from steindiff.tableau import Evaluation, Step
+
+
+@dataclass(frozen=True)
+class Decay:
+    r"""The errors of a run whose clean images are known, with u = x − T(x) at every step.
+
+    Attributes:
+        sigma: σ of every level visited, one more than steps.
+        error: E_k = E‖x_k − x*‖², measured at every level.
+        b: E⟨u, x − x*⟩ of every step.
+        c: E‖u‖² of every step.
+        plain: E‖T(x) − x*‖² of every step: what the solver alone would have reached from there.
+        deviation: E‖x_next − T(x)‖² of every step.
+    """
+
+    sigma: tuple[float, ...]
+    error: tuple[float, ...]
+    b: tuple[float, ...]
+    c: tuple[float, ...]
+    plain: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @property
+    def gamma(self) -> tuple[float, ...]:
+        """γ* = b/c of every step."""
+        return tuple(b / c for b, c in zip(self.b, self.c, strict=True))
+
+    @property
+    def rho(self) -> tuple[float, ...]:
+        """ρ = b²/(c E) of every step, in [0, 1]."""
+        return tuple(b * b / (c * e) for b, c, e in zip(self.b, self.c, self.error, strict=False))
+
+    @property
+    def product(self) -> float:
+        """E_N Π (1 − ρ): what the theorem says is left at the end."""
+        return self.error[0] * math.prod(1.0 - rho for rho in self.rho)
+
+    @property
+    def bound(self) -> float:
+        """(1 − η)^N E_N with η the least ρ."""
+        return self.error[0] * (1.0 - min(self.rho)) ** len(self.rho)
+
+
+def decay(
+    denoiser: Denoiser,
+    clean: Tensor,
+    levels: Levels,
+    solver: Solver,
+    generator: torch.Generator,
+    correction: Correction | None = None,
+) -> Decay:
+    r"""Follow a run that starts at x = α x* + σ ε with x* known.
+
+    Args:
+        denoiser: D.
+        clean: x*, `(B, *)`.
+        levels: the run.
+        solver: its solver.
+        generator: draws the noise.
+        correction: decides every next state; None: the theorem's own update with γ* = b/c from the known x*.
+    """
+    x = couple(clean, levels[0], generator)
+    history: tuple[Evaluation, ...] = ()
+    rows: list[tuple[float, float, float, float]] = []
+    errors = [float(mean(dot(x - clean, x - clean)))]
+    for i in range(levels.steps):
+        step = Step(solver.tableau(levels, i), denoiser, history)
+        candidate, evaluations = step(x)
+        u = x - candidate
+        b, c = mean(dot(u, x - clean)), mean(dot(u, u))
+        if correction is None:
+            following = x - (b / c).to(x.dtype) * u
+        else:
+            following, evaluations, *_ = correction(step, x, levels, i)
+        plain, deviation = (mean(dot(z, z)) for z in (candidate - clean, following - candidate))
+        rows.append((float(b), float(c), float(plain), float(deviation)))
+        x = following
+        errors.append(float(mean(dot(x - clean, x - clean))))
+        history = (*reversed(evaluations), *history)[: solver.memory]
+    b_k, c_k, plain_k, deviation_k = zip(*rows, strict=True)
+    return Decay(tuple(level.sigma for level in levels), tuple(errors), b_k, c_k, plain_k, deviation_k)
+
+
+def plot_decay(data: Decay, axes: Axes) -> None:
+    """The measured error at every level, beside the product and the bound of the theorem."""
+    steps = range(len(data.error))
+    product, left = [data.error[0]], data.error[0]
+    for rho in data.rho:
+        left *= 1.0 - rho
+        product.append(left)
+    eta = min(data.rho)
+    axes.plot(steps, data.error, "o-", label="measured $E_k$")
+    axes.plot(steps, product, "s--", label="$E_N \\prod (1 - \\rho_k)$")
+    axes.plot(steps, [data.error[0] * (1.0 - eta) ** k for k in steps], ":", label="$(1 - \\eta)^k E_N$")
+    axes.set(xlabel="step", ylabel="mean square error to $x^*$", yscale="log")
+    axes.legend()

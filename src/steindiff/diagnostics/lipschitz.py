@@ -1,0 +1,139 @@
+r"""Local Lipschitz constants along a trajectory, by power iteration on JᵀJ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from steindiff.denoisers.base import Denoiser
+from steindiff.levels import Level, Levels
+from steindiff.probes.jvp import pushforward
+from steindiff.probes.pullback import Function, Route, by_autograd, pullback
+from steindiff.solvers.base import Solver
+from steindiff.tableau import Evaluation, Step
+
+Push = Callable[[Function, Tensor, Tensor], Tensor]
+"""A way to compute Jv for a function, a point and a direction, all `(B, *)`."""
+
+
+def difference(function: Function, x: Tensor, v: Tensor, h: float = 1e-3) -> Tensor:
+    """Jv by a central difference, for networks without forward mode; `v` of unit length is moved along by h."""
+    return (function(x + h * v) - function(x - h * v)) / (2.0 * h)
+
+
+def operator_norm(
+    function: Function,
+    x: Tensor,
+    generator: torch.Generator,
+    *,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+    push: Push = pushforward,
+    route: Route = by_autograd,
+) -> Tensor:
+    r"""The largest singular value of J = ∂function/∂x at every sample, `(B,)`: its local Lipschitz constant.
+
+    Power iteration v ← JᵀJv, which converges from below. ‖Jv‖ for a random unit v, as from random pairs of points,
+    would give the root mean square of all singular values instead: far too little in many dimensions.
+
+    Args:
+        function: `(B, *)` to `(B, *)`, sample by sample.
+        x: where, `(B, *)`.
+        generator: draws the first v.
+        iterations: at most so many.
+        tolerance: stop when no sample's value grows by more than this share.
+        push: how to compute Jv: `pushforward`, or `difference` where there is no forward mode.
+        route: how to compute Jᵀv.
+    """
+    shape = (-1, *[1] * (x.ndim - 1))
+    _, pull = pullback(function, x, route)
+    v = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
+    found = x.new_zeros(len(x))
+    for _ in range(iterations):
+        v = v / _norm(v).clamp_min(torch.finfo(x.dtype).tiny).reshape(shape)
+        image = push(function, x, v)
+        before, found = found, torch.maximum(found, _norm(image))
+        if bool((found - before <= tolerance * found).all()):
+            break
+        v = pull(image)
+    return found
+
+
+def _norm(x: Tensor) -> Tensor:
+    """‖x‖ of every sample, `(B,)`."""
+    return x.flatten(1).norm(dim=1)
+
+
+@dataclass(frozen=True)
+class Lipschitz:
+    """Local Lipschitz constants along a trajectory.
+
+    Attributes:
+        sigma: where each step starts.
+        transition: L_T of every step and sample, `(steps, B)`, the history held fixed.
+        denoiser: L_D at the start of every step, `(steps, B)`.
+        noise: L_ε there, ε = (x − α D)/σ, `(steps, B)`.
+    """
+
+    sigma: tuple[float, ...]
+    transition: Tensor
+    denoiser: Tensor
+    noise: Tensor
+
+
+def lipschitz(
+    denoiser: Denoiser,
+    x: Tensor,
+    levels: Levels,
+    solver: Solver,
+    generator: torch.Generator,
+    *,
+    iterations: int = 50,
+    tolerance: float = 1e-3,
+    push: Push = pushforward,
+    route: Route = by_autograd,
+) -> Lipschitz:
+    """Measure L_T, L_D and L_ε at every step of a plain run from `x`, `(B, *)`; arguments as in `operator_norm`."""
+    norm = partial(
+        operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push, route=route
+    )
+
+    def noise(z: Tensor, level: Level) -> Tensor:
+        return (z - level.alpha * denoiser(z, level)) / level.sigma
+
+    history: tuple[Evaluation, ...] = ()
+    rows: list[list[Tensor]] = []
+    for i in range(levels.steps):
+        step = Step(solver.tableau(levels, i), denoiser, history)
+        functions = (partial(_candidate, step), partial(denoiser, level=levels[i]), partial(noise, level=levels[i]))
+        rows.append([norm(function, x) for function in functions])
+        with torch.no_grad():
+            x, evaluations = step(x)
+        history = (*reversed(evaluations), *history)[: solver.memory]
+    transition, clean, predicted = (torch.stack(column) for column in zip(*rows, strict=True))
+    return Lipschitz(tuple(level.sigma for level in levels[:-1]), transition, clean, predicted)
+
+
+def _candidate(step: Step, x: Tensor) -> Tensor:
+    """T alone."""
+    return step(x).candidate
+
+
+def plot_lipschitz(data: Lipschitz, axes: Axes, label: str = "$L_T$") -> None:
+    """Median and range over the batch of L_T, over σ."""
+    values = data.transition.cpu()
+    middle = values.median(1).values
+    (line,) = axes.plot(data.sigma, middle.tolist(), "o-", label=label)
+    axes.fill_between(
+        data.sigma, values.amin(1).tolist(), values.amax(1).tolist(), color=line.get_color(), alpha=0.2, linewidth=0
+    )
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set(xlabel="$\\sigma$", ylabel="local Lipschitz constant of the step", xscale="log", yscale="log")
+    if not axes.xaxis_inverted():
+        axes.invert_xaxis()
+    axes.legend()
