@@ -1,0 +1,21 @@
+"""Measures of a set of images: Fréchet distance (FID, FD-DINOv2), KID, precision and recall, Inception score."""
+
+from steindiff.metrics.fd_dinov2 import dinov2_features
+from steindiff.metrics.frechet import Moments, frechet_distance
+from steindiff.metrics.inception import InceptionFeatures
+from steindiff.metrics.inception_score import inception_classifier, inception_score
+from steindiff.metrics.kid import kernel_distance
+from steindiff.metrics.precision_recall import precision_recall
+from steindiff.metrics.pretrained import WeightsUnavailable
+
+__all__ = [
+    "InceptionFeatures",
+    "Moments",
+    "WeightsUnavailable",
+    "dinov2_features",
+    "frechet_distance",
+    "inception_classifier",
+    "inception_score",
+    "kernel_distance",
+    "precision_recall",
+]

@@ -1,0 +1,116 @@
+"""Fréchet distance between two sets of features, from moments gathered in a stream.
+
+References:
+    | GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash Equilibrium (Heusel et al., 2017)
+    | https://arxiv.org/abs/1706.08500
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+Features = Callable[[Tensor], Tensor]
+"""Any map of images (B, C, H, W) to features (B, F)."""
+
+
+class Moments:
+    r"""Count, mean and scatter S = Σ (f − μ)(f − μ)ᵀ of features, in float64, one batch at a time.
+
+    Two sets are merged exactly, whatever their sizes, by
+
+    .. math:: S = S_a + S_b + \frac{n_a n_b}{n_a + n_b} (μ_a − μ_b)(μ_a − μ_b)^⊤
+
+    so memory is (F, F) however many samples pass, and parts computed apart can be put together.
+
+    Args:
+        count: Number of samples n.
+        mean: Mean μ, shape (F,).
+        scatter: Scatter S, shape (F, F).
+
+    References:
+        | Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (Chan et al., 1979)
+    """
+
+    def __init__(self, count: int, mean: Tensor, scatter: Tensor) -> None:
+        if mean.ndim != 1 or scatter.shape != (len(mean), len(mean)):
+            raise ValueError(
+                f"mean {tuple(mean.shape)} and scatter {tuple(scatter.shape)}: allowed are (F,) and (F, F)"
+            )
+        self.count = count
+        self.mean = mean.double()
+        self.scatter = scatter.double()
+
+    @classmethod
+    def of(cls, features: Tensor) -> Moments:
+        """Moments of one batch of features (B, F)."""
+        if features.ndim != 2 or not len(features):
+            raise ValueError(f"features have shape {tuple(features.shape)}: allowed is (B, F) with B ≥ 1")
+        if not features.isfinite().all():
+            raise ValueError("features hold NaN or infinity")
+        features = features.double()
+        mean = features.mean(dim=0)
+        centred = features - mean
+        return cls(len(features), mean, centred.T @ centred)
+
+    @classmethod
+    def stream(cls, images: Iterable[Tensor], features: Features) -> Moments:
+        """Moments of the features of batches of images, each (B, C, H, W)."""
+        total: Moments | None = None
+        with torch.no_grad():
+            for batch in images:
+                part = cls.of(features(batch))
+                total = part if total is None else total + part
+        if total is None:
+            raise ValueError("images: no batch was given")
+        return total
+
+    def __add__(self, other: Moments) -> Moments:
+        if self.mean.shape != other.mean.shape:
+            raise ValueError(f"feature sizes {len(self.mean)} and {len(other.mean)} differ")
+        count = self.count + other.count
+        shift = other.mean - self.mean
+        scatter = self.scatter + other.scatter + (self.count * other.count / count) * torch.outer(shift, shift)
+        return Moments(count, self.mean + shift * (other.count / count), scatter)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Unbiased covariance S/(n − 1), shape (F, F)."""
+        if self.count < 2:
+            raise ValueError(f"count = {self.count}: a covariance needs at least 2 samples")
+        return self.scatter / (self.count - 1)
+
+    @cached_property
+    def root(self) -> Tensor:
+        """Symmetric square root of the covariance, shape (F, F); computed once, so let a reference be the first set."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+
+    def to(self, device: torch.device | str) -> Moments:
+        """The same moments on another device."""
+        return Moments(self.count, self.mean.to(device), self.scatter.to(device))
+
+
+def frechet_distance(a: Moments, b: Moments) -> float:
+    r"""Squared 2-Wasserstein distance of the Gaussians with these moments.
+
+    .. math:: ‖μ_a − μ_b‖² + \mathrm{tr}\,Σ_a + \mathrm{tr}\,Σ_b − 2\,\mathrm{tr}(Σ_a^{1/2} Σ_b Σ_a^{1/2})^{1/2}
+
+    Both roots are taken of symmetric matrices, by eigenvalues in float64, so no part is imaginary and
+    rank-deficient covariances (fewer samples than features) need no regularisation.
+
+    Args:
+        a: Moments of the first set.
+        b: Moments of the second set, with the same number of features.
+
+    References:
+        | The Fréchet distance between multivariate normal distributions (Dowson & Landau, 1982)
+    """
+    if a.mean.shape != b.mean.shape:
+        raise ValueError(f"feature sizes {len(a.mean)} and {len(b.mean)} differ")
+    cross = torch.linalg.eigvalsh(a.root @ b.covariance @ a.root).clamp(min=0).sqrt().sum()
+    distance = (a.mean - b.mean).square().sum() + a.covariance.trace() + b.covariance.trace() - 2 * cross
+    return max(float(distance), 0.0)

@@ -1,0 +1,58 @@
+"""Reference statistics on disk: mean, and the upper triangle of the covariance, in float32."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from steindiff.discovery import named
+from steindiff.files import atomic
+from steindiff.metrics.frechet import Moments
+
+FOLDER = Path(__file__).parent / "reference"
+"""The statistics that ship with the package."""
+
+
+def save(path: Path, moments: Moments) -> None:
+    """Write moments compactly and atomically: `count`, `mean` (F,), `covariance` (F(F + 1)/2,)."""
+    covariance = moments.covariance.cpu().numpy()
+    with atomic(path) as temporary:
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                count=np.int64(moments.count),
+                mean=moments.mean.cpu().numpy().astype(np.float32),
+                covariance=covariance[np.triu_indices(len(covariance))].astype(np.float32),
+            )
+        read(temporary)
+
+
+def read(path: Path) -> Moments:
+    """Read what `save` wrote.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        RuntimeError: If the file is truncated or holds something else.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"reference statistics {path}: no such file")
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:
+            count, mean, upper = int(arrays["count"]), arrays["mean"], arrays["covariance"]
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise RuntimeError(f"reference statistics {path}: truncated or altered ({error})") from error
+    size = len(mean)
+    if upper.shape != (size * (size + 1) // 2,):
+        raise RuntimeError(f"reference statistics {path}: covariance {upper.shape} does not fit mean {mean.shape}")
+    covariance = np.zeros((size, size))
+    covariance[np.triu_indices(size)] = upper
+    covariance += np.triu(covariance, 1).T
+    return Moments(count, torch.from_numpy(mean), torch.from_numpy(covariance * (count - 1)))
+
+
+def load(name: str) -> Moments:
+    """Statistics that ship with the package, e.g. `load("cifar10-train")`."""
+    return read(named("name", name, {path.stem: path for path in sorted(FOLDER.glob("*.npz"))}))
