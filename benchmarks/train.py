@@ -1,0 +1,245 @@
+"""Train a model of the zoo.
+
+    python benchmarks/train.py cifar10 --minutes 18 --out runs/cifar10
+    python benchmarks/train.py fashion --steps 6000 --batch 256 --out runs/fashion
+
+Writes to `--out`: `log.jsonl` (loss, learning rate, images/s), `checkpoint.safetensors` (weights, averages, Adam
+moments; `--resume` continues from it) and, when the budget is spent or SIGTERM arrives, half-precision weights
+`raw.safetensors` and `ema-<half-life>.safetensors` (`--init` starts from such a file with a fresh optimizer).
+Every file is written atomically.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor, nn
+
+from steindiff import datasets
+from steindiff.zoo import weights
+from steindiff.zoo.models import ARCHITECTURES
+from steindiff.zoo.preconditioning import EDMPrecond, VPNoise
+
+P_MEAN, P_STD = -1.2, 1.2
+WIDE = (0.07, math.log(0.005), math.log(100.0))
+"""Share of noise levels drawn log-uniformly, and their range: the tails of the EDM density are met too."""
+LABEL_DROPOUT = 0.1
+
+
+def edm_loss(net: EDMPrecond, denoise: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """λ(σ) ‖D(x + σε, σ) − x‖² per dimension, λ = (σ² + σ_d²)/(σ σ_d)², ln σ normal (Karras et al., 2022)."""
+    share, low, high = WIDE
+    normal = P_MEAN + P_STD * torch.randn(len(x), device=x.device)
+    uniform = low + (high - low) * torch.rand(len(x), device=x.device)
+    sigma = torch.where(torch.rand(len(x), device=x.device) < share, uniform, normal).exp()
+    weight = (sigma**2 + net.sigma_data**2) / (sigma * net.sigma_data) ** 2
+    noised = x + sigma[:, None, None, None] * torch.randn_like(x)
+    return (weight * (denoise(noised, sigma, labels) - x).square().mean(dim=(1, 2, 3))).mean()
+
+
+def vp_loss(net: VPNoise, predict: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """‖ε(α_t x + σ_t ε, t) − ε‖² per dimension, t uniform (Ho et al., 2020)."""
+    t = torch.randint(net.steps, (len(x),), device=x.device)
+    alpha, sigma = (table[t].to(x)[:, None, None, None] for table in (net.alphas, net.sigmas))
+    epsilon = torch.randn_like(x)
+    return (predict(alpha * x + sigma * epsilon, t, labels) - epsilon).square().mean()
+
+
+LOSSES: dict[type[nn.Module], Callable[..., Tensor]] = {EDMPrecond: edm_loss, VPNoise: vp_loss}
+FLIPS = {"cifar10": 0.5, "fashion": 0.0}
+
+
+def batches(data: datasets.Dataset, size: int, flips: float, num_classes: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless shuffled batches: images (B, C, H, W) in [−1, 1], labels (B,) with some replaced by the null label."""
+    device = data.images.device
+    while True:
+        for index in torch.randperm(len(data.images), device=device).split(size):
+            if len(index) < size:
+                continue
+            x = data.images[index].float() / 127.5 - 1
+            flip = torch.rand(size, device=device) < flips
+            x = torch.where(flip[:, None, None, None], x.flip(-1), x)
+            drop = torch.rand(size, device=device) < LABEL_DROPOUT
+            yield (
+                x.contiguous(memory_format=torch.channels_last),
+                torch.where(drop, num_classes, data.labels[index]),
+            )
+
+
+class Averages:
+    """Exponential moving averages of the parameters, by half-life in thousands of images.
+
+    θ̄ ← β θ̄ + (1 − β) θ, β = 2^(−batch / min(half-life, 5 % of the images seen)).
+    """
+
+    def __init__(self, net: nn.Module, half_lives: list[int]) -> None:
+        self.source = list(net.parameters())
+        self.names = [name for name, _ in net.named_parameters()]
+        self.values = {kimg: [p.detach().clone() for p in self.source] for kimg in half_lives}
+
+    @torch.no_grad()
+    def update(self, batch: int, seen: int) -> None:
+        """Take in the parameters after a step."""
+        for kimg, values in self.values.items():
+            decay = 0.5 ** (batch / min(1000 * kimg, max(0.05 * seen, 1e-8)))
+            torch._foreach_lerp_(values, self.source, 1 - decay)
+
+    def state(self, kimg: int) -> dict[str, Tensor]:
+        """Named tensors of one average."""
+        return dict(zip(self.names, self.values[kimg], strict=True))
+
+
+def learning_rate(peak: float, step: int, progress: float, warmup: int, constant: float) -> float:
+    """Linear warm-up, constant until `constant` of the budget, then linear to zero."""
+    return peak * min(1.0, (step + 1) / warmup) * min(1.0, max(0.0, (1 - progress) / (1 - constant)))
+
+
+def save_checkpoint(path: Path, net: nn.Module, averages: Averages, adam: torch.optim.Adam, step: int) -> None:
+    """Everything needed to go on, as one safetensors file."""
+    tensors = {f"net.{name}": p for name, p in net.named_parameters()}
+    for kimg in averages.values:
+        tensors |= {f"ema.{kimg}.{name}": value for name, value in averages.state(kimg).items()}
+    for name, p in net.named_parameters():
+        tensors |= {f"adam.{key}.{name}": value for key, value in adam.state[p].items()}
+    weights.write(path, tensors, {"step": str(step)})
+
+
+def load_checkpoint(path: Path, net: nn.Module, averages: Averages, adam: torch.optim.Adam) -> int:
+    """Restore what `save_checkpoint` wrote; returns the step."""
+    tensors = weights.read(path)
+    try:
+        with torch.no_grad():
+            for name, p in net.named_parameters():
+                p.copy_(tensors[f"net.{name}"])
+                adam.state[p] = {
+                    key: tensors[f"adam.{key}.{name}"].to(p.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+            for kimg in averages.values:
+                for name, value in averages.state(kimg).items():
+                    value.copy_(tensors[f"ema.{kimg}.{name}"])
+    except KeyError as error:
+        raise RuntimeError(f"checkpoint {path}: holds no tensor {error}") from error
+    return int(weights.metadata(path)["step"])
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", choices=sorted(ARCHITECTURES))
+    parser.add_argument("--out", type=Path, required=True, help="folder for log, checkpoint and weights")
+    parser.add_argument("--minutes", type=float, help="budget in minutes, counted after compilation")
+    parser.add_argument("--steps", type=int, help="budget in steps")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--warmup", type=int, default=1000, help="steps of linear warm-up")
+    parser.add_argument("--constant", type=float, default=0.4, help="share of the budget before the rate decays")
+    parser.add_argument("--half-lives", type=int, nargs="+", default=[250, 1000], help="of the averages, in kimg")
+    parser.add_argument("--images", type=int, help="use the first so many images only")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--init", type=Path, help="start from these weights")
+    parser.add_argument("--resume", action="store_true", help="continue from OUT/checkpoint.safetensors")
+    parser.add_argument("--checkpoint-every", type=float, default=4.0, help="minutes")
+    parser.add_argument("--log-every", type=int, default=100, help="steps")
+    arguments = parser.parse_args()
+    if arguments.minutes is None and arguments.steps is None:
+        parser.error("give a budget: --minutes or --steps")
+    return arguments
+
+
+def main() -> None:
+    args = parse()
+    torch.manual_seed(args.seed)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    args.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device(args.device)
+
+    data = datasets.load(args.model, "train")
+    data = datasets.Dataset(data.images[: args.images].to(device), data.labels[: args.images].to(device).long())
+    net = ARCHITECTURES[args.model]().to(device, memory_format=torch.channels_last)
+    if args.init is not None:
+        weights.assign(net, weights.read(args.init), str(args.init))
+    averages = Averages(net, args.half_lives)
+    adam = torch.optim.Adam(net.parameters(), lr=args.lr, betas=(0.9, 0.99), fused=device.type == "cuda")
+    step = load_checkpoint(args.out / "checkpoint.safetensors", net, averages, adam) if args.resume else 0
+    forward = torch.compile(net) if args.compile else net
+    loss_of = LOSSES[type(net)]
+
+    stop = False
+
+    def ask_to_stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal stop
+        stop = True
+
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    signal.signal(signal.SIGINT, ask_to_stop)
+
+    total, summed = torch.zeros((), device=device), 0
+    begun = marked = saved = time.monotonic()
+    first, progress = step, 0.0
+    with (args.out / "log.jsonl").open("a") as log:
+        for x, labels in batches(data, args.batch, FLIPS[args.model], net.num_classes):
+            lr = learning_rate(args.lr, step, progress, args.warmup, args.constant)
+            for group in adam.param_groups:
+                group["lr"] = lr
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = loss_of(net, forward, x, labels)
+            adam.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            adam.step()
+            step += 1
+            averages.update(args.batch, step * args.batch)
+            total += loss.detach()
+            summed += 1
+
+            if step == first + 5:
+                total.item()
+                begun = marked = saved = time.monotonic()
+                total, summed = torch.zeros_like(total), 0
+            elapsed = (time.monotonic() - begun) / 60
+            progress = max(
+                elapsed / args.minutes if args.minutes else 0.0,
+                (step - first) / (args.steps - first) if args.steps else 0.0,
+            )
+            if step % args.log_every == 0 and summed:
+                mean = total.item() / summed
+                now = time.monotonic()
+                record = {
+                    "step": step,
+                    "images": step * args.batch,
+                    "minutes": round((now - begun) / 60, 3),
+                    "loss": round(mean, 5),
+                    "lr": lr,
+                    "images_per_s": round(summed * args.batch / max(now - marked, 1e-9)),
+                }
+                print(json.dumps(record), file=log, flush=True)
+                if not math.isfinite(mean):
+                    raise RuntimeError(f"loss is {mean} at step {step}: lower --lr")
+                marked = now
+                total, summed = torch.zeros_like(total), 0
+            finished = stop or progress >= 1
+            if finished or time.monotonic() - saved > 60 * args.checkpoint_every:
+                save_checkpoint(args.out / "checkpoint.safetensors", net, averages, adam, step)
+                saved = marked = time.monotonic()
+                total, summed = torch.zeros_like(total), 0
+            if finished:
+                break
+    states = {"raw": dict(net.named_parameters())} | {f"ema-{k}": averages.state(k) for k in averages.values}
+    for name, state in states.items():
+        weights.write(args.out / f"{name}.safetensors", {key: value.half() for key, value in state.items()})
+    print(json.dumps({"step": step, "images": step * args.batch, "out": str(args.out)}))
+
+
+if __name__ == "__main__":
+    main()
