@@ -10,7 +10,7 @@ from torch import Tensor
 
 from problems import FLOAT
 from steindiff.denoisers import Denoiser, Empirical
-from steindiff.levels import Level, Levels
+from steindiff.levels import Levels
 from steindiff.solvers import SOLVERS, Solver
 from steindiff.tableau import Evaluation, Step
 
@@ -27,24 +27,6 @@ def step_at(solver: Solver, denoiser: Denoiser, levels: Levels, i: int, x: Tenso
         x, evaluations = Step(solver.tableau(levels, k), denoiser, history)(x)
         history = (*reversed(evaluations), *history)[: solver.memory]
     return Step(solver.tableau(levels, i), denoiser, history), x
-
-
-def coupled(clean: Tensor, level: Level, generator: torch.Generator) -> Tensor:
-    """States α x* + σ ε for clean data x*, `(B, *)`."""
-    return level.alpha * clean + level.sigma * torch.randn(clean.shape, generator=generator, dtype=clean.dtype)
-
-
-def step_from_coupling(
-    solver: Solver, denoiser: Denoiser, levels: Levels, i: int, clean: Tensor, generator: torch.Generator
-) -> Step:
-    """Step i with a history drawn from the forward coupling: every past state has fresh noise on the same x*."""
-    history: list[Evaluation] = []
-    for k in range(i):
-        tableau = solver.tableau(levels, k)
-        for stage in tableau.stages:
-            x = coupled(clean, stage.level, generator)
-            history.insert(0, Evaluation(x, denoiser(x, stage.level), stage.level))
-    return Step(solver.tableau(levels, i), denoiser, tuple(history[: solver.memory]))
 
 
 @cache
