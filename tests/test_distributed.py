@@ -1,0 +1,81 @@
+"""Two processes with a shard each compute what one process computes on the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from problems import FLOAT, Nonlinear
+from steindiff import GRIDS, SOLVERS, noise, sample
+from steindiff.corrections import Relaxation
+from steindiff.denoisers import X0
+from steindiff.probes import JVP, VJP, Antithetic, Exact, FiniteDifference, Normal
+from steindiff.schedules import VP
+from steindiff.statistics import PerSample, mean, ratio_error, shard
+
+SIZES = (5, 2)
+RELAXATIONS = {
+    "exact": Relaxation(Exact()),
+    "vjp": Relaxation(VJP(2)),
+    "jvp": Relaxation(JVP(2, Normal())),
+    "difference": Relaxation(FiniteDifference(2)),
+    "antithetic": Relaxation(VJP(4, Antithetic(Normal()))),
+    "per sample": Relaxation(VJP(2), average=PerSample()),
+}
+
+
+def results(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    levels = GRIDS["logsnr"](VP(t_max=0.7), 4)
+    found = {"mean": mean(x[:, 0]), "ratio": torch.stack(ratio_error(x[:, 0], x[:, 1].square() + 1.0))}
+    for name, relaxation in RELAXATIONS.items():
+        for solver in ("dpmpp-2m", "heun"):
+            out = sample(X0(Nonlinear()), x, levels, SOLVERS[solver], relaxation)
+            found[f"{name} {solver} x"] = out.x
+            found[f"{name} {solver} gamma"] = torch.stack([row["gamma"] for row in out.statistics[:-1]])
+    return found
+
+
+def start() -> torch.Tensor:
+    return noise(range(sum(SIZES)), (6,), GRIDS["logsnr"](VP(t_max=0.7), 4)[0], FLOAT)
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SIZES))
+    offset = sum(SIZES[:rank])
+    part = start()[offset : offset + SIZES[rank]]
+    assert shard(part) == (offset, sum(SIZES))
+    torch.save(results(part), Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
+    folder = str(tmp_path_factory.mktemp("gloo"))
+    mp.spawn(work, args=(folder,), nprocs=len(SIZES))
+    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(len(SIZES))]
+
+
+def test_gamma_and_samples_do_not_depend_on_how_the_batch_is_sharded(shards: list[dict[str, torch.Tensor]]):
+    whole = results(start())
+    assert set(shards[0]) == set(whole)
+    for name, expected in whole.items():
+        parts = [part[name] for part in shards]
+        if name.endswith("x"):
+            found = torch.cat(parts)
+        elif "per sample" in name:
+            found = torch.cat(parts, dim=1)
+        else:
+            assert torch.equal(parts[0], parts[1]), name
+            found = parts[0]
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12, msg=name)
+
+
+def test_without_a_process_group_the_batch_is_the_whole():
+    x = torch.arange(6.0).reshape(3, 2)
+    assert shard(x) == (0, 3)
+    assert float(mean(x[:, 0])) == 2.0
