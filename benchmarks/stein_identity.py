@@ -2,9 +2,10 @@
 
     python benchmarks/stein_identity.py --images 128 --probes 1
 
-For x = x* + σ ε and a denoiser D(x) = E[x* | x], Stein's identity gives E‖x − D‖² = σ² (d − E div D). The script noises real
-test images, estimates div D by Rademacher probes vᵀ(Jᵀv) (one VJP each) and writes the ratio of the two sides, with its
-standard error over images, to `--out` (JSON) and a plot beside it (PNG). A trained network is right when the ratio is 1.
+For x = x* + σ ε and a denoiser D(x) = E[x* | x], Stein's identity gives E‖x − D‖² = σ² (d − E div D). The script
+noises real test images, estimates div D by Rademacher probes vᵀ(Jᵀv) (one VJP each) and writes the ratio of the two
+sides, with its standard error over images, to `--out` (JSON) and a plot beside it (PNG). Where the network is the
+conditional mean, the ratio is 1.
 
 References:
     | A Stochastic Estimator of the Trace of the Influence Matrix for Laplacian Smoothing Splines (Hutchinson, 1989)

@@ -72,6 +72,15 @@ def test_half_precision_network_combines_in_float32(batch):
     torch.testing.assert_close(half, full, atol=0.1, rtol=0.05)
 
 
+def test_noise_level_is_embedded_in_full_precision_whatever_the_weights(batch):
+    seen = []
+    net = EDMPrecond(tiny())
+    net.network.noise.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].float()))
+    net(*batch)
+    net.half()(*batch)
+    torch.testing.assert_close(seen[1], seen[0], atol=1e-3, rtol=0)
+
+
 def test_float64_state_stays_float64(batch):
     x, sigma, labels = batch
     net = EDMPrecond(tiny().double())

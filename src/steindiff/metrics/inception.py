@@ -74,5 +74,5 @@ class InceptionFeatures(nn.Module):
             raise ValueError(f"images have shape {tuple(images.shape)}: allowed is (B, 3, H, W)")
         rows, columns = (resize_matrix(side, self.size).to(images.device) for side in images.shape[2:])
         x = ((rows @ images.double() @ columns.T - 128) / 128).float()
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             return self.network(x)

@@ -61,7 +61,7 @@ class EDMPrecond(ZooNetwork):
         total = (sigma**2 + self.sigma_data**2).sqrt()
         c_noise = sigma.flatten().log() / 4
         dtype = self.network.enter.weight.dtype
-        f = self.network((x / total).to(dtype), c_noise.to(dtype), labels)
+        f = self.network((x / total).to(dtype), c_noise, labels)
         return (self.sigma_data / total) ** 2 * x + sigma * self.sigma_data / total * f.to(x.dtype)
 
 
@@ -99,4 +99,4 @@ class VPNoise(ZooNetwork):
         out_dtype = torch.promote_types(x.dtype, torch.float32)
         dtype = self.network.enter.weight.dtype
         position = 2 * t.to(out_dtype) / self.steps - 1
-        return self.network(x.to(dtype), position.to(dtype), labels).to(out_dtype)
+        return self.network(x.to(dtype), position, labels).to(out_dtype)

@@ -65,19 +65,20 @@ class UNetConfig:
 class Fourier(nn.Module):
     """Fourier features of a scalar: t ↦ √2 [cos 2πft, sin 2πft] for log-spaced frequencies f.
 
+    The frequencies are made in the precision of t, not stored: casting the network to half precision leaves them.
+
     Shapes: t (B,) → (B, features).
     """
 
-    frequencies: Tensor
-
     def __init__(self, features: int, octaves: tuple[float, float]) -> None:
         super().__init__()
-        frequencies = 2 * math.pi * 2 ** torch.linspace(*octaves, features // 2)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.features = features
+        self.octaves = octaves
 
     def forward(self, t: Tensor) -> Tensor:
         """Embed t (B,)."""
-        phase = t[:, None] * self.frequencies
+        octaves = torch.linspace(*self.octaves, self.features // 2, dtype=t.dtype, device=t.device)
+        phase = t[:, None] * (2 * math.pi * 2**octaves)
         return math.sqrt(2) * torch.cat([phase.cos(), phase.sin()], dim=1)
 
 
@@ -190,8 +191,8 @@ class Resolution(nn.Module):
 class UNet(nn.Module):
     """Class-conditional U-Net F(x, c_noise, label).
 
-    Shapes: x (B, C, H, W), c_noise (B,), labels (B,) int64 in {0, …, K} or None → (B, C, H, W). Label K,
-    or None, is the null label.
+    Shapes: x (B, C, H, W) in the network's dtype, c_noise (B,) in float32 or better, labels (B,) int64 in {0, …, K}
+    or None → (B, C, H, W). Label K, or None, is the null label.
 
     Args:
         config: The shape of the network.
@@ -216,7 +217,8 @@ class UNet(nn.Module):
             raise ValueError(f"x has shape {tuple(x.shape)}: this network takes (B, {self.config.shape})")
         if labels is None:
             labels = torch.full(x.shape[:1], self.config.num_classes, device=x.device)
-        condition = F.silu(self.noise(self.fourier(c_noise)) + self.label(labels))
+        embedded = self.fourier(c_noise).to(self.noise.weight.dtype)
+        condition = F.silu(self.noise(embedded) + self.label(labels))
         condition = F.silu(self.mix(condition))
         x = self.levels(self.enter(x), condition)
         return self.leave(F.silu(self.norm(x)))
