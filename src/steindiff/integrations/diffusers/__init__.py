@@ -8,6 +8,7 @@ from diffusers import SchedulerMixin
 
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.networks import denoiser
+from steindiff.integrations.diffusers.pipelines import Stabilized, calibrate, scheduler_for, stabilize
 from steindiff.integrations.diffusers.schedulers import (
     SteinDPMSolverMultistepScheduler,
     SteinEDMDPMSolverMultistepScheduler,
@@ -17,10 +18,14 @@ from steindiff.integrations.diffusers.schedulers import (
 
 __all__ = [
     "SchedulerMixin",
+    "Stabilized",
     "SteinDPMSolverMultistepScheduler",
     "SteinEDMDPMSolverMultistepScheduler",
     "SteinHeunDiscreteScheduler",
     "SteinUniPCMultistepScheduler",
+    "calibrate",
     "denoiser",
     "family_of",
+    "scheduler_for",
+    "stabilize",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import family_of
+from steindiff.integrations.diffusers.layouts import Layout
 
 TIME = "timestep"
 """What every diffusers model calls its time."""
@@ -129,16 +130,20 @@ class Guided:
         calls: made one after the other.
         guidance: combines all their outputs, in order.
         samples: whose conditions to use for the rows of a batch, which must be as many; None: 0, 1, …
+        layout: how the model keeps what the state stands for; None: as it is.
     """
 
     calls: tuple[Call, ...]
     guidance: Guidance = Guidance()
     samples: tuple[int, ...] | None = None
+    layout: Layout | None = None
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
         """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`."""
         samples = range(len(x)) if self.samples is None else self.samples
-        return self.guidance.combine([out for call in self.calls for out in call(x, t, samples)])
+        state = x if self.layout is None else self.layout.pack(x)
+        out = self.guidance.combine([out for call in self.calls for out in call(state, t, samples)])
+        return out if self.layout is None else self.layout.unpack(out)
 
 
 def denoiser(module: nn.Module, scheduler: Any, **conditions: Any) -> Denoiser:

@@ -57,6 +57,16 @@ class Rule(Protocol):
         """The state after step i; the candidate itself where there is nothing to correct."""
 
 
+class Guard(Protocol):
+    """What watches whether a run is one the calibration was measured for."""
+
+    def arm(self) -> None:
+        """A run begins."""
+
+    def check(self, model_output: Tensor) -> None:
+        """A step begins; raise if the run is another one."""
+
+
 class Absent(Denoiser):
     """The network a scheduler does not have."""
 
@@ -95,10 +105,12 @@ class Analytical:
 class Corrected:
     """What a corrected scheduler adds to a stock one. Children say where a step is complete; see the module's text."""
 
+    stock: ClassVar[type[Any]]
     solver: ClassVar[Callable[[Mapping[str, Any]], Solver]]
     _stein_rule: Rule | None = None
     _stein_levels: Levels | None = None
     _stein_calibration: Calibration | None = None
+    _stein_guard: Guard | None = None
 
     # What the stock class provides.
     config: Any
@@ -150,6 +162,10 @@ class Corrected:
 
     def _stein_set_timesteps(self, plain: Callable[..., None], given: dict[str, Any]) -> None:
         """Set the run; `plain` is the stock `set_timesteps`, `given` what the caller passed, by name."""
+        if not self.config.get("use_dynamic_shifting"):
+            given.pop("mu", None)  # Flux passes it always; stock schedulers fail on it or ignore it
+        if self._stein_guard is not None:
+            self._stein_guard.arm()
         calibration = self._stein_calibration
         if calibration is None:
             plain(**given)
@@ -165,8 +181,6 @@ class Corrected:
                 f"num_inference_steps = {given.get('num_inference_steps')}: the calibration is for {steps}; "
                 "calibrate again or set stein_calibration to None"
             )
-        if not self.config.get("use_dynamic_shifting"):
-            given.pop("mu", None)
         plain(**given)
         self._stein_levels = calibration.levels
         impose(self, calibration.levels, given.get("device"))
@@ -270,7 +284,8 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
     """Build the corrected class of a stock scheduler.
 
     diffusers reads signatures: `from_config` takes the names of `__init__`, pipelines those of `step` and
-    `set_timesteps`. All three keep the stock signature, `__init__` with two settings more.
+    `set_timesteps`. All three keep the stock signature, `__init__` with two settings more. Some pipelines pass a
+    `generator` without looking; where the stock `step` would fail on it, ours takes and ignores it.
 
     Args:
         stock: the scheduler class.
@@ -293,9 +308,20 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
 
+    taken = inspect.signature(stock.step)
+    draws = "generator" in taken.parameters
+    ignored = inspect.Parameter("generator", inspect.Parameter.KEYWORD_ONLY, default=None)
+
     @functools.wraps(stock.step)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not draws:
+            kwargs.pop("generator", None)
+        if self._stein_guard is not None:
+            self._stein_guard.check(args[0] if args else kwargs["model_output"])
         return self._stein_step(functools.partial(stock.step, self), *args, **kwargs)
+
+    if not draws:
+        step.__signature__ = taken.replace(parameters=[*taken.parameters.values(), ignored])  # type: ignore[attr-defined]
 
     @functools.wraps(stock.set_timesteps)
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -313,6 +339,7 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
             "__init__": register_to_config(__init__),
             "step": step,
             "set_timesteps": set_timesteps,
+            "stock": stock,
             "solver": staticmethod(solver),
             # diffusers looks for compatible classes among its own only.
             "_compatibles": stock._compatibles or [stock.__name__],
