@@ -20,7 +20,7 @@ Flow = Callable[[Tensor, Level, Level], Tensor]
 """The probability flow from one level to another, states `(B, *)` to `(B, *)`."""
 
 REACH = 10.0
-"""How far in λ a fine flow goes where an end is infinite: e^10, about the range σ = 80 to 0.004."""
+"""How far in λ beyond 0 a fine flow goes where an end is infinite: σ/α = e^±10."""
 
 
 def couple(clean: Tensor, level: Level, generator: torch.Generator) -> Tensor:
@@ -49,8 +49,8 @@ def fine_flow(denoiser: Denoiser, schedule: Schedule, steps: int = 64) -> Flow:
     """The probability flow by Heun's method in `steps` small steps, even in log-SNR."""
 
     def flow(x: Tensor, s: Level, t: Level) -> Tensor:
-        last = t.lam if math.isfinite(t.lam) else (s.lam if math.isfinite(s.lam) else 0.0) + REACH
-        first = s.lam if math.isfinite(s.lam) else last - REACH
+        last = t.lam if math.isfinite(t.lam) else max(s.lam, 0.0) + REACH
+        first = s.lam if math.isfinite(s.lam) else min(t.lam, 0.0) - REACH
         inner = [schedule.at(first + (last - first) * k / steps) for k in range(1, steps)]
         if not math.isfinite(t.lam):
             inner.append(schedule.at(last))
