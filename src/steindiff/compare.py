@@ -8,6 +8,8 @@ Every number is measured on the images of this very run, nothing is looked up:
   blur: among all guesses the average of the plausible images has the smallest error, and an average is blurred;
 - energy ratio: power in the upper half of the frequencies over that of the many-step images. Blur is below 1;
 - network calls, backward passes and seconds.
+
+Beside them stand, step by step, the grid, γ, ρ and the local Lipschitz constant of the solver's step.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,6 +31,7 @@ from steindiff.corrections.plain import Plain
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
+from steindiff.diagnostics import operator_norm
 from steindiff.grids import GRIDS
 from steindiff.grids.base import Grid
 from steindiff.levels import Levels
@@ -38,9 +42,14 @@ from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
+from steindiff.tableau import Evaluation, Step
 
 REFERENCE_NFE = 24
 """Evaluations of the many-step reference; the models here change little beyond."""
+POWER_ITERATIONS = 6
+"""At most so many for a Lipschitz constant: a few per cent low, which a logarithmic axis does not show."""
+LIPSCHITZ_EFFORT = 4 * POWER_ITERATIONS
+"""Roughly how many evaluations' time one of them takes."""
 
 
 class Features(Protocol):
@@ -291,6 +300,7 @@ class Row:
         rho: the calibration's ρ, steps × bands; empty where there is none.
         gamma: the relaxation's γ for each step; empty where there is none.
         spectrum: mean power for each frequency ring, all channels.
+        lipschitz: local Lipschitz constant of the solver's plain step, for each step; empty where not measured.
     """
 
     method: str
@@ -306,6 +316,7 @@ class Row:
     rho: tuple[tuple[float, ...], ...]
     gamma: tuple[float, ...]
     spectrum: tuple[float, ...]
+    lipschitz: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -346,6 +357,36 @@ def high_frequency_power(power: Tensor) -> float:
     return float((power * count)[len(power) // 2 :].sum())
 
 
+def candidate(step: Step, x: Tensor) -> Tensor:
+    """T(x) alone."""
+    return step(x).candidate
+
+
+def lipschitz(
+    subject: Subject, solver: Solver, levels: Levels, seeds: Sequence[int], advance: Callable[[float], None]
+) -> tuple[float, ...]:
+    """The largest local Lipschitz constant of each of the solver's plain steps on a run of some seeds."""
+    denoiser = subject.denoisers(seeds)
+    x = noise(seeds, subject.shape, levels[0]).to(subject.device)
+    history: tuple[Evaluation, ...] = ()
+    found = []
+    for i in range(levels.steps):
+        step = Step(solver.tableau(levels, i), denoiser, history)
+        norm = operator_norm(
+            partial(candidate, step),
+            x,
+            torch.Generator().manual_seed(i),
+            iterations=POWER_ITERATIONS,
+            tolerance=0.05,
+        )
+        found.append(float(norm.max()))
+        with torch.no_grad():
+            x, evaluations = step(x)
+        history = (*reversed(evaluations), *history)[: solver.memory]
+        advance(len(seeds) * LIPSCHITZ_EFFORT)
+    return tuple(found)
+
+
 def compare(
     subject: Subject,
     solver: Solver,
@@ -355,6 +396,7 @@ def compare(
     methods: Mapping[str, Method] | None = None,
     batch: int = 16,
     reference_nfe: int = REFERENCE_NFE,
+    lipschitz_seeds: int = 1,
     settings: Mapping[str, Any] | None = None,
     begin: Callable[[float], None] = lambda total: None,
     advance: Callable[[float], None] = lambda amount: None,
@@ -370,6 +412,7 @@ def compare(
         methods: the rows; default all.
         batch: samples evaluated together.
         reference_nfe: evaluations of the many-step reference (EDM grid).
+        lipschitz_seeds: on how many seeds Lipschitz constants are measured; 0 leaves them out.
         settings: put into the result as they are.
         begin: told the total work.
         advance: told each bit of work done (a negative amount was in vain).
@@ -390,13 +433,22 @@ def compare(
     fine = OnGrid(f"many steps ({reference_nfe})", GRIDS["edm"]).plan(subject, solver, reference_nfe)
     kept = {key: plan for key, plan in plans.items() if plan is not None} | {(REFERENCE, reference_nfe): fine}
     titles[REFERENCE] = f"many steps ({reference_nfe})"
-    begin(len(seeds) * sum(plan.effort for plan in kept.values()))
+    watched = {
+        key: plan.levels
+        for key, plan in kept.items()
+        if lipschitz_seeds and key[0] != REFERENCE and not isinstance(plan.correction, Relaxation)
+    }
+    probing = LIPSCHITZ_EFFORT * lipschitz_seeds * sum(levels.steps for levels in watched.values())
+    begin(len(seeds) * sum(plan.effort for plan in kept.values()) + probing)
 
     first = noise(seeds[:2], subject.shape, fine.levels[0]).to(subject.device)
     with torch.no_grad():
         subject.denoisers(seeds[:2])(first, fine.levels[0])  # the first call pays for warming up, no row should
 
     runs = {key: run(subject, solver, plan, seeds, batch, advance=advance, note=note) for key, plan in kept.items()}
+    constants = {
+        key: lipschitz(subject, solver, levels, seeds[:lipschitz_seeds], advance) for key, levels in watched.items()
+    }
     limit = runs[REFERENCE, reference_nfe].images
     moments = {key: Moments.stream(result.images.split(64), subject.features) for key, result in runs.items()}
     target = subject.reference or moments[REFERENCE, reference_nfe]
@@ -419,6 +471,7 @@ def compare(
                 rho=result.rho,
                 gamma=result.gamma,
                 spectrum=tuple(power.tolist()),
+                lipschitz=constants.get((name, nfe), ()),
             )
         )
     return Comparison(

@@ -36,7 +36,6 @@ def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
     if not guidance >= 0:
         raise ValueError(f"guidance = {guidance}: allowed are numbers >= 0")
     network = zoo.load(name, device)
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     denoiser, schedule = PARAMETERISATIONS[type(network)]
 
     def denoisers(seeds: Sequence[int]) -> Denoiser:

@@ -70,14 +70,13 @@ def run(arguments: Sequence[str]) -> int:
     A mistake of the user's, or of a file of theirs, ends in one line. `STEINDIFF_DEBUG=1` shows the traceback too.
     """
     try:
-        return int(build()(list(arguments), prog_name="steindiff", standalone_mode=False) or 0)
+        code = int(build()(list(arguments), prog_name="steindiff", standalone_mode=False) or 0)
     except typer.TyperException as error:
         if error.format_message():
             errors.print(f"[bold red]steindiff:[/] {escape(' '.join(error.format_message().split()))}", soft_wrap=True)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        errors.print("[bold red]steindiff:[/] interrupted; what was written is whole")
-        return INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return MISTAKE
@@ -86,6 +85,9 @@ def run(arguments: Sequence[str]) -> int:
             raise
         errors.print(f"[bold red]steindiff:[/] {escape(explain(error))}", soft_wrap=True)
         return MISTAKE
+    if code == INTERRUPTED:  # typer, too, turns Ctrl-C into this code
+        errors.print("[bold red]steindiff:[/] interrupted; what was written is whole")
+    return code
 
 
 def main() -> NoReturn:

@@ -10,6 +10,7 @@ import typer
 
 from steindiff.compare import METHODS, Subject
 from steindiff.discovery import named
+from steindiff.grids import GRIDS
 from steindiff.solvers import SOLVERS
 from steindiff.subjects import MODELS
 
@@ -20,6 +21,7 @@ Solver = Annotated[
         help="Solver, e.g. ddim, dpmpp-2m, dpmpp-3m, heun, unipc-bh2-2.", autocompletion=lambda: list(SOLVERS)
     ),
 ]
+Grid = Annotated[str, typer.Option(help=f"Grid: {', '.join(GRIDS)}.", autocompletion=lambda: list(GRIDS))]
 Nfe = Annotated[int, typer.Option(help="Network evaluations per image.")]
 Nfes = Annotated[str, typer.Option("--nfe", help="Network evaluations per image; several as 4,5,6,8.")]
 Num = Annotated[int, typer.Option(help="Number of images.")]

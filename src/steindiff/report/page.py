@@ -164,6 +164,18 @@ def charts(comparison: Comparison) -> list[Chart]:
             "y": {"label": "γ", "log": False, "include": 1},
             "frames": frames(comparison, lambda r: [series(r, enumerate(r.gamma, 1))], reference=False),
         },
+        {
+            "id": "lipschitz",
+            "title": "Local Lipschitz constants",
+            "caption": "How much a step can stretch a small error, at the level where it starts. Above 1 it expands.",
+            "x": {"label": "σ/α", "log": True, "reverse": True},
+            "y": {"label": "Lipschitz constant of the step", "log": True, "include": 1},
+            "frames": frames(
+                comparison,
+                lambda r: [series(r, zip(ratios(r), (max(v, 1e-3) for v in r.lipschitz), strict=False))],
+                reference=False,
+            ),
+        },
     ]
 
 

@@ -10,7 +10,7 @@ import torch
 from rich.table import Table
 
 import steindiff
-from steindiff import zoo
+from steindiff import datasets, zoo
 from steindiff.cli.options import Json
 from steindiff.cli.output import print_json, results
 from steindiff.metrics import references
@@ -47,6 +47,11 @@ def weights(name: str) -> str:
     return f"shipped, {parameters / 1e6:.1f} million parameters"
 
 
+def cached(file: str) -> str:
+    """Whether a download is in the cache."""
+    return "cached" if (datasets.cache() / file).is_file() else "downloaded when first needed"
+
+
 def examination() -> dict[str, dict[str, str]]:
     """Everything worth knowing, by topic."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -65,7 +70,9 @@ def examination() -> dict[str, dict[str, str]]:
         "optional": {name: extra(name, packages) for name, packages in EXTRAS.items()},
         "offline": {
             **{f"model {name}": weights(name) for name in zoo.names()},
-            "reference statistics": ", ".join(sorted(path.stem for path in references.FOLDER.glob("*.npz"))) or "none",
+            "reference statistics": ", ".join(sorted(path.stem for path in references.FOLDER.glob("*.npz"))),
+            **{f"dataset {name}": cached(f"{name}-train.safetensors") for name in datasets.SOURCES},
+            "Inception network": cached("inception-2015-12-05.pt"),
         },
     }
 

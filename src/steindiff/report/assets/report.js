@@ -128,7 +128,9 @@
     return [axis.include === low ? low : low - room, axis.include === high ? high : high + room];
   };
   const drawChart = (box, chart) => {
-    const series = (chart.frames[String(nfe())] ?? chart.frames["*"] ?? []).filter((s) => s.points.length);
+    const drawable = ([a, b]) => (!chart.x.log || a > 0) && (!chart.y.log || b > 0);
+    const series = (chart.frames[String(nfe())] ?? chart.frames["*"] ?? [])
+      .map((s) => ({ ...s, points: s.points.filter(drawable) })).filter((s) => s.points.length);
     const old = box.querySelector("details");
     const open = old ? old.open : false;
     box.replaceChildren(element("h3", {}, chart.title), element("p", {}, chart.caption));

@@ -1,0 +1,166 @@
+"""`steindiff diagnose`."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json as jsons
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from steindiff import diagnostics
+from steindiff.cli import options
+from steindiff.cli.output import print_json, progress, results
+from steindiff.compare import REFERENCE_NFE, Subject
+from steindiff.denoisers.base import Denoiser
+from steindiff.discovery import named
+from steindiff.grids import GRIDS
+from steindiff.levels import Levels
+from steindiff.outputs import folder, write_bytes, write_text
+from steindiff.sample import sample
+from steindiff.seeding import noise
+from steindiff.solvers import SOLVERS
+from steindiff.solvers.base import Solver
+
+EXAMPLES = (
+    "steindiff diagnose --out diagnostics",
+    "steindiff diagnose --model fashion --solver ddim --grid logsnr --nfe 6 --num 8 --out diagnostics",
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A run to look at; the measurements other ones need are made once.
+
+    Clean images x* are the model's own many-step samples, so nothing but the model is needed.
+    """
+
+    subject: Subject
+    solver: Solver
+    levels: Levels
+    seeds: range
+    iterations: int
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A fresh source of randomness, the same for every measurement."""
+        return torch.Generator().manual_seed(0)
+
+    @cached_property
+    def denoiser(self) -> Denoiser:
+        """D for the seeds' labels."""
+        return self.subject.denoisers(self.seeds)
+
+    @cached_property
+    def start(self) -> Tensor:
+        """Initial states."""
+        return noise(self.seeds, self.subject.shape, self.levels[0]).to(self.subject.device)
+
+    @cached_property
+    def clean(self) -> Tensor:
+        """The model's many-step samples."""
+        fine = GRIDS["edm"](self.subject.schedule, REFERENCE_NFE)
+        x = noise(self.seeds, self.subject.shape, fine[0]).to(self.subject.device)
+        return sample(self.denoiser, x, fine, SOLVERS["dpmpp-2m"]).x
+
+    @cached_property
+    def lipschitz(self) -> diagnostics.Lipschitz:
+        """Local Lipschitz constants along the run (Fig. 3)."""
+        return diagnostics.lipschitz(
+            self.denoiser, self.start, self.levels, self.solver, self.generator, iterations=self.iterations
+        )
+
+    def certificate(self) -> diagnostics.Certificate:
+        """What they certify (Prop. 4.1)."""
+        worst = (self.lipschitz.denoiser.amax(1).tolist(), self.lipschitz.noise.amax(1).tolist())
+        return diagnostics.certificate(self.levels, *worst)
+
+    def gammas(self) -> tuple[diagnostics.Gammas, ...]:
+        """γ with and without the clean image (Thms 4.3, 4.7)."""
+        flow = diagnostics.fine_flow(self.denoiser, self.subject.schedule, steps=16)
+        return diagnostics.sampled_gammas(
+            self.denoiser, self.clean, self.levels, self.solver, self.generator, flow=flow
+        )
+
+    def decay(self) -> diagnostics.Decay:
+        """How the error falls (Thm 4.8)."""
+        return diagnostics.decay(self.denoiser, self.clean, self.levels, self.solver, self.generator)
+
+    def oscillation(self) -> diagnostics.Oscillation:
+        """A map that neither expands nor converges (Fig. 4)."""
+        return diagnostics.oscillation(torch.ones(2), 12, 1.0, self.generator)
+
+
+DIAGNOSTICS: dict[str, tuple[Callable[[Diagnosis], Any], Callable[[Any, Axes], None]]] = {
+    "lipschitz": (lambda run: run.lipschitz, diagnostics.plot_lipschitz),
+    "certificate": (Diagnosis.certificate, diagnostics.plot_certificate),
+    "gammas": (Diagnosis.gammas, diagnostics.plot_gammas),
+    "decay": (Diagnosis.decay, diagnostics.plot_decay),
+    "oscillation": (Diagnosis.oscillation, diagnostics.plot_oscillation),
+}
+"""What is measured and how it is drawn, by the name of the file."""
+
+
+def plain(value: Any) -> Any:
+    """Measurements as JSON has them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Tensor):
+        return value.tolist()
+    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Folder for one plot per diagnostic and diagnostics.json.")],
+    model: options.Model = "cifar10",
+    solver: options.Solver = "dpmpp-2m",
+    grid: options.Grid = "edm",
+    nfe: options.Nfe = 5,
+    num: options.Num = 4,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    guidance: options.Guidance = 1.0,
+    iterations: Annotated[int, typer.Option(help="Power iterations of a Lipschitz constant, at most.")] = 20,
+    json: options.Json = False,
+) -> None:
+    """Measure what the steps of a run do to errors, and plot it: the paper's diagnostics.
+
+    Local Lipschitz constants, the contractivity certificate, γ with and without the clean image, the decay of the
+    error, and the oscillation example. Clean images are the model's own many-step samples.
+    """
+    chosen = named("solver", solver, SOLVERS)
+    place = named("grid", grid, GRIDS)
+    seeds = options.seeds(num, seed)
+    if iterations < 1:
+        raise ValueError(f"iterations = {iterations}: allowed are whole numbers >= 1")
+    subject = options.subject(model, guidance, device)
+    run = Diagnosis(subject, chosen, chosen.levels(place, subject.schedule, nfe), seeds, iterations)
+    folder(out)
+    found: dict[str, Any] = {}
+    with progress() as bar:
+        task = bar.add_task("", total=len(DIAGNOSTICS))
+        for name, (measure, plot) in DIAGNOSTICS.items():
+            bar.update(task, description=name)
+            data = measure(run)
+            found[name] = plain(data)
+            figure = Figure(figsize=(6, 4), layout="constrained")
+            plot(data, figure.add_subplot())
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=150)
+            write_bytes(out / f"{name}.png", buffer.getvalue())
+            bar.advance(task)
+    write_text(out / "diagnostics.json", jsons.dumps(found, indent=1) + "\n")
+    if json:
+        print_json(found)
+        return
+    for name in found:
+        results.print(f"[bold]{out / name}.png[/]", soft_wrap=True)

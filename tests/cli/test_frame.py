@@ -1,0 +1,189 @@
+"""The frame: every command is found, documented alike, and fails in one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import pkgutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import steindiff as package
+from steindiff.cli import commands
+from steindiff.cli.frame import build
+
+COMMANDS = [info.name for info in pkgutil.iter_modules(commands.__path__)]
+
+
+def one_line(err: str) -> bool:
+    return err.startswith("steindiff: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_commands_found():
+    assert {"calibrate", "compare", "diagnose", "doctor", "evaluate", "sample"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_examples(steindiff, name):
+    done = steindiff(f"{name} --help")
+    assert done.code == 0
+    assert "Examples" in done.out
+    assert f"steindiff {name}" in done.out
+
+
+def test_same_option_same_help():
+    texts: dict[str, set[str]] = {}
+    for name, command in get_command(build()).commands.items():
+        assert command.help, name
+        for parameter in command.params:
+            texts.setdefault(parameter.opts[0], set()).add(parameter.help.split(";")[0].split(" (")[0].rstrip("."))
+    shared = ("--model", "--solver", "--seed", "--device", "--guidance", "--json", "--num", "--batch")
+    assert {name: texts[name] for name in shared if len(texts[name]) > 1} == {}
+
+
+def test_version(steindiff):
+    assert steindiff("--version") == (0, f"steindiff {package.__version__}\n", "")
+
+
+def test_no_arguments_is_help(steindiff):
+    done = steindiff("")
+    assert "compare" in done.out + done.err
+    assert "Traceback" not in done.out + done.err
+
+
+def test_doctor(steindiff):
+    done = steindiff("doctor --json")
+    found = json.loads(done.out)
+    assert done.code == 0
+    assert found["versions"]["steindiff"] == package.__version__
+    assert "shipped" in found["offline"]["model cifar10"]
+    assert "torch" in steindiff("doctor").out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("compare --model nonesuch", "model = 'nonesuch': allowed are"),
+        ("compare --model digits --solver nonesuch", "solver = 'nonesuch': allowed are"),
+        ("compare --model digits --nfe 0", "nfe = 0: allowed are whole numbers >= 1"),
+        ("compare --model digits --nfe 5,x", "nfe = '5,x'"),
+        ("compare --model digits --num 1", "num = 1: allowed are"),
+        ("compare --model digits --num 0", "num = 0: allowed are"),
+        ("compare --model digits --seed -1", "seed = -1: allowed are"),
+        ("compare --model digits --batch 0", "batch = 0: allowed are"),
+        ("compare --model digits --device tpu", "device = 'tpu': allowed here are auto, cpu"),
+        ("compare --model digits --device cpu:x", "device = 'cpu:x'"),
+        ("compare --model fashion --guidance -1", "guidance = -1.0: allowed are"),
+        ("compare --model digits --solver heun --nfe 4", "nfe = 4"),
+        ("compare --num many", "--num"),
+        ("compare --colour red", "--colour"),
+        ("nonesuch", "nonesuch"),
+        ("sample --model digits --method nonesuch --out OUT", "method = 'nonesuch': allowed are"),
+        ("sample --model hungry --out OUT", "no calibration of digits ships"),
+        ("sample --model digits --calibration nowhere.json --out OUT", "nowhere.json: No such file"),
+        ("sample", "--out"),
+        ("calibrate --model digits --nfe 0 --num 4 --out OUT", "nfe = 0"),
+    ],
+)
+def test_mistakes_are_one_line(steindiff, tmp_path, monkeypatch, line, says):
+    monkeypatch.chdir(tmp_path)
+    done = steindiff(line.replace("OUT", str(tmp_path / "out")))
+    assert done.code != 0
+    assert one_line(done.err), done.err
+    assert says in done.err
+    assert done.out == ""
+
+
+def test_folder_that_cannot_be(steindiff, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = steindiff(f"compare --model digits --out {tmp_path / 'file' / 'out'}")
+    assert done.code == 1
+    assert one_line(done.err)
+    assert "Not a directory" in done.err
+
+
+@pytest.mark.parametrize(("number", "says"), [(errno.EACCES, "Permission denied"), (errno.ENOSPC, "No space left")])
+def test_folder_that_cannot_be_written(steindiff, tmp_path, monkeypatch, number, says):
+    def refuse(*args, **options):
+        raise OSError(number, says)
+
+    monkeypatch.setattr("pathlib.Path.touch", refuse)
+    done = steindiff(f"compare --model digits --out {tmp_path}")
+    assert done.code == 1
+    assert one_line(done.err)
+    assert says in done.err
+    assert str(tmp_path) in done.err
+
+
+def test_disk_full_at_the_end(steindiff, tmp_path, monkeypatch):
+    def full(self, data):
+        with self.open("wb") as file:
+            file.write(data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    done = steindiff(f"compare --model digits --num 4 --out {tmp_path}")
+    assert done.code == 1
+    assert one_line(done.err)
+    assert "report.html: No space left on device" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batch_is_halved(steindiff, tmp_path):
+    done = steindiff(f"compare --model hungry --num 10 --batch 16 --nfe 3 --json --out {tmp_path}")
+    assert done.code == 0
+    halvings = [line for line in done.err.splitlines() if "halved" in line]
+    assert halvings[:2] == [
+        "steindiff: out of memory: the batch is halved to 5",
+        "steindiff: out of memory: the batch is halved to 2",
+    ]
+    small = steindiff(f"compare --model hungry --num 10 --batch 2 --nfe 3 --json --out {tmp_path}")
+    for row, other in zip(json.loads(done.out)["rows"], json.loads(small.out)["rows"], strict=True):
+        assert row["distance"] == pytest.approx(other["distance"], abs=1e-5)
+
+
+def test_not_even_one_fits(steindiff, tmp_path):
+    done = steindiff(f"sample --model starving --method edm --batch 1 --out {tmp_path}")
+    assert done.code == 1
+    assert one_line(done.err)
+    assert "out of memory even with one sample per batch" in done.err
+
+
+def test_traceback_on_demand(steindiff, monkeypatch):
+    monkeypatch.setenv("STEINDIFF_DEBUG", "1")
+    with pytest.raises(ValueError, match="nonesuch"):
+        steindiff("compare --model nonesuch")
+
+
+INTERRUPTED = """
+import os, signal, sys
+from steindiff.cli.frame import run
+from steindiff.compare import sample_parts
+from steindiff.cli.commands import sample
+
+def after_the_first_part(*args, **options):
+    for part in sample_parts(*args, **options):
+        yield part
+        os.kill(os.getpid(), signal.SIGINT)
+
+sample.sample_parts = after_the_first_part
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("name", ["folder", "archive.npz"])
+def test_interrupt_leaves_whole_files(name):
+    with tempfile.TemporaryDirectory() as place:
+        line = f"sample --model fashion --method edm --nfe 1 --num 4 --batch 2 --out {place}/{name}"
+        command = [sys.executable, "-c", INTERRUPTED, *line.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 130
+        assert done.stderr.count("\n") == 1
+        assert "interrupted" in done.stderr
+        found = sorted(path.name for path in Path(place).rglob("*") if path.is_file())
+        assert found in (["000000.png", "000001.png", "sampling.json"], ["archive.npz"])
