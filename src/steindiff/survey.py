@@ -130,7 +130,7 @@ class Survey:
         """Root mean square of the samples, the scale σ/α is compared with."""
         return float(self.samples.double().square().mean().sqrt())
 
-    def grid(self, power: float, *, to_zero: bool = True) -> Stein:
+    def grid(self, power: float = 0.2, *, to_zero: bool = True) -> Stein:
         """The Stein grid that follows from the stations."""
         knots = [(station.level.lam, max(station.cost(), 1e-12)) for station in self.stations]
         return Stein(tuple(knots), power, to_zero)

@@ -34,4 +34,4 @@ class Karras(Grid):
         return [*ends[:1], *(schedule.time(-self.rho * math.log(v)) for v in inner), *ends[1:]]
 
 
-VARIANTS = {"edm": Karras()}
+VARIANTS = {"edm": Karras(), "edm-min": Karras(to_zero=False)}

@@ -28,4 +28,4 @@ class LogSNR(Grid):
         return [schedule.t_max] if num == 1 else [schedule.t_max, *inner, schedule.t_min]
 
 
-VARIANTS = {"logsnr": LogSNR()}
+VARIANTS = {"logsnr": LogSNR(), "logsnr-min": LogSNR(to_zero=False)}
