@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from steindiff.integrations.diffusers.networks import uncompiled
-
 SAMPLED = 16
 """How many of a network's parameters are looked at."""
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, or the module itself."""
+    inner: nn.Module = getattr(module, "_orig_mod", module)
+    return inner
 
 
 def weights_of(module: nn.Module, name: str) -> Tensor:
@@ -32,11 +36,12 @@ def weights_of(module: nn.Module, name: str) -> Tensor:
 def identify(module: nn.Module) -> dict[str, Any]:
     """Class and projections of a network, as a calibration records them.
 
-    The projections (random signs on the first 4,096 numbers of 16 parameters) survive half precision, another device,
+    The projections (random signs on the first 4,096 numbers of 16 matrices) survive half precision, another device,
     compilation and offloading up to rounding.
     """
     module = uncompiled(module)
-    names = [name for name, parameter in module.named_parameters() if parameter.numel() > 1]
+    # Matrices only: the weights of normalisations are near 1 in every network.
+    names = [name for name, parameter in module.named_parameters() if parameter.ndim > 1]
     chosen = [names[k * (len(names) - 1) // max(1, SAMPLED - 1)] for k in range(min(SAMPLED, len(names)))]
     generator = torch.Generator().manual_seed(16)
     signs = torch.randint(0, 2, (4096,), generator=generator).double() * 2 - 1

@@ -4,8 +4,9 @@ Import this module before loading a pipeline that was saved with one of its clas
 does not own among the modules already imported, and looks for their base classes in the same namespace.
 """
 
-from diffusers import SchedulerMixin
+from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
 
+from steindiff.integrations.diffusers.export import ClassConditionalPipeline, ZooUNet2DModel, export
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.networks import denoiser
 from steindiff.integrations.diffusers.pipelines import Stabilized, calibrate, scheduler_for, stabilize
@@ -17,14 +18,19 @@ from steindiff.integrations.diffusers.schedulers import (
 )
 
 __all__ = [
+    "ClassConditionalPipeline",
+    "DiffusionPipeline",
+    "ModelMixin",
     "SchedulerMixin",
     "Stabilized",
     "SteinDPMSolverMultistepScheduler",
     "SteinEDMDPMSolverMultistepScheduler",
     "SteinHeunDiscreteScheduler",
     "SteinUniPCMultistepScheduler",
+    "ZooUNet2DModel",
     "calibrate",
     "denoiser",
+    "export",
     "family_of",
     "scheduler_for",
     "stabilize",

@@ -1,6 +1,6 @@
 r"""What a pipeline does between two states: which network it calls, how, and how it combines the outputs.
 
-A pipeline is run for two steps under a scheduler whose first is recorded. What its network was given and what it answered is compared
+A pipeline is run for two steps, and the first is recorded. What its network was given and what it answered is compared
 with what the pipeline then handed to the scheduler: guidance is not guessed from a pipeline's name, it is rebuilt and
 must reproduce the pipeline's own numbers.
 """
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import Family, family_of
 from steindiff.integrations.diffusers.layouts import Layout, Plain, Tokens
-from steindiff.integrations.diffusers.networks import TIME, Call, Guidance, Guided, state_name, uncompiled
+from steindiff.integrations.diffusers.networks import TIME, Call, Guidance, Guided, state_name
+from steindiff.integrations.identity import uncompiled
 
 NETWORKS = ("unet", "transformer")
 """What pipelines call the component that is evaluated at every step."""

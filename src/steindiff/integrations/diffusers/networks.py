@@ -13,18 +13,13 @@ from torch import Tensor, nn
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.layouts import Layout
+from steindiff.integrations.identity import uncompiled
 
 TIME = "timestep"
 """What every diffusers model calls its time."""
 
 SHARED = frozenset({"img_ids", "txt_ids"})
 """Arguments that are tables of positions, the same for all samples, however many rows they have."""
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wrapped, or the module itself."""
-    inner: nn.Module = getattr(module, "_orig_mod", module)
-    return inner
 
 
 def state_name(module: nn.Module) -> str:

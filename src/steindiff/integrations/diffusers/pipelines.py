@@ -24,7 +24,6 @@ from steindiff.calibration import Calibration
 from steindiff.grids.base import Grid
 from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import EDMFamily, FlowMatching, family_of
-from steindiff.integrations.diffusers.identity import check_identity, identify
 from steindiff.integrations.diffusers.networks import Guidance
 from steindiff.integrations.diffusers.schedulers import (
     Corrected,
@@ -33,6 +32,7 @@ from steindiff.integrations.diffusers.schedulers import (
     SteinHeunDiscreteScheduler,
     SteinUniPCMultistepScheduler,
 )
+from steindiff.integrations.identity import check_identity, identify
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
 from steindiff.survey import survey
 

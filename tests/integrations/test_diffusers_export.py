@@ -1,0 +1,64 @@
+"""The embedded models as diffusers pipelines: the images of our own loop, plain and calibrated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steindiff import sample, zoo
+from steindiff.calibration import Calibration
+from steindiff.corrections.replay import Replay
+from steindiff.grids import LogSNR
+from steindiff.subjects import embedded
+
+diffusers = pytest.importorskip("diffusers")
+
+from steindiff.integrations import diffusers as ours  # noqa: E402
+from steindiff.integrations.diffusers.tiny import quiet  # noqa: E402
+
+QUICK = {"seeds": range(2), "steps": 4, "batch": 2, "grid": LogSNR(), "class_labels": [0, 1]}
+
+
+def pixels(x: torch.Tensor) -> torch.Tensor:
+    """What is saved: eight bits."""
+    return ((x / 2 + 0.5).clamp(0, 1) * 255).round()
+
+
+@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_exported_pipeline_gives_the_images_of_our_loop(name: str, guidance: float):
+    """Equal images have equal FID, so a gain measured on our loop is the pipeline's gain."""
+    if name == "cifar10" and guidance != 1.0:
+        pytest.skip("guidance is the same code for both models; the large one would take long")
+    pipe, subject = quiet(ours.export(zoo.load(name))), embedded(name, guidance)
+    calibration = ours.calibrate(pipe, nfe=4, **QUICK, guidance_scale=guidance)
+    assert calibration.settings["guidance"]["copies"] == (1 if guidance == 1.0 else 2)
+    latents = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))
+    call = {"guidance_scale": guidance, "latents": latents, "num_inference_steps": 4, "output_type": "latent"}
+    empty = Calibration.empty(calibration.solver, calibration.levels, calibration.basis)
+    ends = []
+    for used in (calibration, empty):
+        settings = {**used.settings, "network": calibration.settings["network"]}
+        settings["guidance"] = calibration.settings["guidance"]
+        installed = Calibration(used.solver, used.levels, used.basis, used.rho, used.gamma, settings=settings)
+        with ours.stabilize(pipe, installed):
+            images = pipe([0, 1], **call).images
+            x = latents * float(pipe.scheduler.init_noise_sigma)
+        mine = sample(subject.denoisers([0, 1]), x, used.levels, used.solver, Replay(used)).x
+        # From ε at the first level, where α = 0.006, the image follows only up to float32 rounding times 1/α.
+        assert float((images - mine).norm() / mine.norm()) < (1e-5 if name == "cifar10" else 5e-5)
+        assert torch.equal(pixels(images), pixels(mine)) or (pixels(images) - pixels(mine)).abs().max() <= 1
+        ends.append(images)
+    assert not torch.equal(*ends), "the calibration must do something for this to be a test"
+
+
+def test_saved_and_loaded(tmp_path):
+    pipe = quiet(ours.export(zoo.load("fashion")))
+    call = {"num_inference_steps": 4, "output_type": "pt", "guidance_scale": 2.0}
+    expected = pipe([3, 5], generator=torch.Generator().manual_seed(1), **call).images
+    pipe.save_pretrained(tmp_path)
+    loaded = quiet(ours.ClassConditionalPipeline.from_pretrained(tmp_path))
+    assert torch.equal(loaded([3, 5], generator=torch.Generator().manual_seed(1), **call).images, expected)
+    loaded.scheduler = diffusers.EulerDiscreteScheduler.from_config(loaded.scheduler.config)
+    images = loaded([3], num_inference_steps=2).images
+    assert images[0].size == (28, 28)
