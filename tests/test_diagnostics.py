@@ -128,6 +128,19 @@ def test_the_noise_predictors_bound_certifies_no_step_of_any_schedule(schedule, 
     assert min(rows.noise_bound) >= 1.0 - 1e-12
 
 
+def test_lipschitz_can_skip_steps():
+    levels = GRIDS["edm"](EDM(), 5)
+    start = noise(range(2), (6,), levels[0], FLOAT)
+    whole, some = (
+        lipschitz(spread_gaussian(), start, levels, DDIM(), torch.Generator().manual_seed(0), every=every)
+        for every in (1, 2)
+    )
+    assert some.sigma == whole.sigma[::2]
+    torch.testing.assert_close(some.transition, whole.transition[::2], rtol=0.01, atol=0)
+    with pytest.raises(ValueError, match=r"every = 0: allowed are whole numbers >= 1"):
+        lipschitz(spread_gaussian(), start, levels, DDIM(), torch.Generator(), every=0)
+
+
 def test_certificate_refuses_a_wrong_number_of_constants():
     with pytest.raises(ValueError, match=r"noise: 3 constants for a run of 4 steps, need one each"):
         certificate(GRIDS["edm"](EDM(), 4), [1.0] * 4, [1.0] * 3)

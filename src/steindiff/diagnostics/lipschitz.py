@@ -74,7 +74,7 @@ class Lipschitz:
     """Local Lipschitz constants along a trajectory.
 
     Attributes:
-        sigma: where each step starts.
+        sigma: where each measured step starts.
         transition: L_T of every step and sample, `(steps, B)`, the history held fixed.
         denoiser: L_D at the start of every step, `(steps, B)`.
         noise: L_ε there, ε = (x − α D)/σ, `(steps, B)`.
@@ -93,12 +93,21 @@ def lipschitz(
     solver: Solver,
     generator: torch.Generator,
     *,
+    every: int = 1,
     iterations: int = 50,
     tolerance: float = 1e-3,
     push: Push = pushforward,
     route: Route = by_autograd,
 ) -> Lipschitz:
-    """Measure L_T, L_D and L_ε at every step of a plain run from `x`, `(B, *)`; arguments as in `operator_norm`."""
+    """Measure L_T, L_D and L_ε along a plain run from `x`, `(B, *)`, at every `every`-th step.
+
+    Other arguments as in `operator_norm`.
+
+    Raises:
+        ValueError: if `every` is not positive.
+    """
+    if every < 1:
+        raise ValueError(f"every = {every}: allowed are whole numbers >= 1")
     norm = partial(
         operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push, route=route
     )
@@ -110,13 +119,14 @@ def lipschitz(
     rows: list[list[Tensor]] = []
     for i in range(levels.steps):
         step = Step(solver.tableau(levels, i), denoiser, history)
-        functions = (partial(_candidate, step), partial(denoiser, level=levels[i]), partial(noise, level=levels[i]))
-        rows.append([norm(function, x) for function in functions])
+        if i % every == 0:
+            functions = (partial(_candidate, step), partial(denoiser, level=levels[i]), partial(noise, level=levels[i]))
+            rows.append([norm(function, x) for function in functions])
         with torch.no_grad():
             x, evaluations = step(x)
         history = (*reversed(evaluations), *history)[: solver.memory]
     transition, clean, predicted = (torch.stack(column) for column in zip(*rows, strict=True))
-    return Lipschitz(tuple(level.sigma for level in levels[:-1]), transition, clean, predicted)
+    return Lipschitz(tuple(level.sigma for level in levels[:-1][::every]), transition, clean, predicted)
 
 
 def _candidate(step: Step, x: Tensor) -> Tensor:
