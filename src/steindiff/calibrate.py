@@ -119,5 +119,3 @@ def calibrate(
             "torch": torch.__version__,
         },
     )
-
-

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from steindiff import bases, schedules, solvers
 from steindiff.bases import Basis
 from steindiff.denoisers.base import Denoiser
 from steindiff.describe import describe, kinds, revive
+from steindiff.files import write_json
 from steindiff.levels import Level, Levels
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
@@ -191,7 +190,9 @@ class Calibration:
         body = {name: value for name, value in content.items() if name != "sha256"}
         if content.get("sha256") != checksum(body):
             raise ValueError("sha256: the content was altered or is damaged")
-        missing = {"solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "error", "model", "settings"} - set(body)
+        missing = {"solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "error", "model", "settings"} - set(
+            body
+        )
         if missing:
             raise ValueError(f"fields missing: {', '.join(sorted(missing))}")
         try:
@@ -214,16 +215,7 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""
-        path = Path(path)
-        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_json(Path(path), self.to_dict())
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:

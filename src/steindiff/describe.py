@@ -24,14 +24,15 @@ def kinds(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
     """All concrete dataclasses derived from `base` in a module, or in the modules of a package."""
     modules = [module]
     if hasattr(module, "__path__"):
-        modules = [importlib.import_module(f"{module.__name__}.{m.name}") for m in pkgutil.iter_modules(module.__path__)]
-    found = {
-        value.__name__: value
-        for m in modules
-        for value in vars(m).values()
-        if isinstance(value, type) and issubclass(value, base) and dataclasses.is_dataclass(value)
+        modules = [
+            importlib.import_module(f"{module.__name__}.{m.name}") for m in pkgutil.iter_modules(module.__path__)
+        ]
+    classes = [v for m in modules for v in vars(m).values() if isinstance(v, type) and issubclass(v, base)]
+    return {
+        cls.__name__: cls
+        for cls in classes
+        if dataclasses.is_dataclass(cls) and not getattr(cls, "__abstractmethods__", None)
     }
-    return {name: cls for name, cls in found.items() if not getattr(cls, "__abstractmethods__", None)}
 
 
 def revive(argument: str, description: Any, table: dict[str, type[T]]) -> T:
@@ -47,7 +48,9 @@ def revive(argument: str, description: Any, table: dict[str, type[T]]) -> T:
     arguments = {name: freeze(value) for name, value in description.items() if name != "kind"}
     allowed = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     if not set(arguments) <= allowed:
-        raise ValueError(f"{argument}: unknown fields {sorted(set(arguments) - allowed)}, allowed are {sorted(allowed)}")
+        raise ValueError(
+            f"{argument}: unknown fields {sorted(set(arguments) - allowed)}, allowed are {sorted(allowed)}"
+        )
     try:
         return cls(**arguments)
     except (TypeError, OverflowError) as error:

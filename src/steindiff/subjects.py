@@ -13,7 +13,9 @@ from steindiff.denoisers import EDMDenoiser, Epsilon, Guided
 from steindiff.denoisers.base import Denoiser
 from steindiff.schedules import EDM, Discrete
 from steindiff.schedules.base import Schedule
+from steindiff.solvers.base import Solver
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
+from steindiff.zoo.shipped import calibration
 
 PARAMETERISATIONS: dict[type[ZooNetwork], tuple[Callable[..., Denoiser], Callable[..., Schedule]]] = {
     EDMPrecond: (EDMDenoiser, lambda network: EDM()),
@@ -50,7 +52,13 @@ def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
         shape=network.shape,
         features=RandomFeatures(network.shape[0]),
         device=torch.device(device),
+        # A guided denoiser is another model: nothing is shipped for it.
+        calibrations=partial(calibration, name) if guidance == 1.0 else no_calibration,
     )
+
+
+def no_calibration(solver: Solver, nfe: int) -> None:
+    """Nothing is shipped."""
 
 
 MODELS: dict[str, Callable[..., Subject]] = {name: partial(embedded, name) for name in zoo.names()}

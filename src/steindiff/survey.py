@@ -201,9 +201,7 @@ def survey(
             chosen = seeds[start : min(start + batch, probed)]
             part = conditioned(denoiser, chosen, batch)
             states = out.trajectory[i][start : start + len(chosen)]
-            parts.append(
-                measure(part, states, levels[i], basis, probes=probes, generator=generator, route=route)
-            )
+            parts.append(measure(part, states, levels[i], basis, probes=probes, generator=generator, route=route))
             cost += 1
         measured.append(
             Station(levels[i], *(torch.cat([getattr(p, name) for p in parts]) for name in ("energy", "gain", "square")))
