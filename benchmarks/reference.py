@@ -46,6 +46,7 @@ def main() -> None:
     stored = references.read(args.statistics / "cifar10-train.npz").to(args.device)
     against_test = frechet_distance(moments["train"], moments["test"])
     common = {
+        "command": "python benchmarks/reference.py",
         "model": "real images",
         "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
