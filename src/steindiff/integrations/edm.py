@@ -1,0 +1,187 @@
+r"""NVIDIA's EDM and EDM2 checkpoints.
+
+They are pickles of whole networks. Unpickling runs code the file brings along, so it happens only with
+`trust_pickle=True`; `convert` writes the tensors to a safetensors file once, and from then on no pickle is needed. The
+code of the networks comes from your own clone of NVlabs/edm or NVlabs/edm2 (`source`); none of it is part of this
+library. Code and checkpoints are licensed CC BY-NC-SA 4.0 by NVIDIA: non-commercial use, share alike.
+
+    net = load("edm-cifar10-32x32-uncond-vp.pkl", source="edm", trust_pickle=True)
+    levels = Karras()(schedule_of(net), 18)
+
+Networks of NVlabs/edm contain an operation with a hand-written backward pass: differentiate them with `by_autograd`
+(the default), not with `torch.func`.
+
+References:
+    Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022), arXiv:2206.00364;
+    Analyzing and Improving the Training Dynamics of Diffusion Models (Karras et al., 2024), arXiv:2312.02696.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steindiff.denoisers import EDMDenoiser
+from steindiff.schedules import EDM
+from steindiff.zoo import weights
+
+MODULES = {"Precond": "training.networks_edm2"}
+"""Where a class is defined in a clone, if not in `training.networks`; pickles bring their own copy and do not say."""
+
+LICENCE = "CC BY-NC-SA 4.0, NVIDIA Corporation: non-commercial use, share alike"
+"""The licence of NVIDIA's EDM and EDM2 code and checkpoints."""
+
+
+@contextmanager
+def importable(source: str | Path | None) -> Iterator[None]:
+    """Make the modules of a clone importable for a while."""
+    if source is None:
+        yield
+        return
+    folder = Path(source)
+    if not folder.is_dir():
+        raise ValueError(f"source = {str(source)!r}: not a folder; give a clone of NVlabs/edm or NVlabs/edm2")
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.resolve()))
+
+
+def _unpickle(path: Path, source: str | Path | None) -> nn.Module:
+    try:
+        with importable(source), path.open("rb") as file:
+            content = pickle.load(file)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"source: {path.name} needs the module {error.name}; give the folder of a clone of NVlabs/edm or edm2"
+        ) from error
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"path = {str(path)!r}: not a whole pickle ({error})") from error
+    network = content.get("ema") if isinstance(content, dict) else None
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"path = {str(path)!r}: holds no network under 'ema', so it is no EDM or EDM2 checkpoint")
+    return network
+
+
+def load(
+    path: str | Path,
+    *,
+    source: str | Path | None = None,
+    trust_pickle: bool = False,
+    device: torch.device | str = "cpu",
+) -> nn.Module:
+    """Load a checkpoint: the network D(x, σ, class_labels), in evaluation mode, its parameters frozen.
+
+    Args:
+        path: NVIDIA's pickle, or a safetensors file written by `convert`.
+        source: folder of a clone of NVlabs/edm or edm2; may be None if its modules can be imported already.
+        trust_pickle: allow a pickle, which runs the code it brings along.
+        device: where to put the network.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is a pickle and not trusted, if the network's code is missing, or if the file is something
+            else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"path = {str(path)!r}: no such file")
+    if path.suffix == ".safetensors":
+        network = _rebuild(path, source)
+    elif trust_pickle:
+        network = _unpickle(path, source)
+    else:
+        raise ValueError(
+            f"trust_pickle = False: {path.name} is a pickle, and unpickling runs the code it brings along; pass "
+            "trust_pickle=True for a file you trust, or convert it once to safetensors"
+        )
+    return network.to(device).eval().requires_grad_(False)
+
+
+def _rebuild(path: Path, source: str | Path | None) -> nn.Module:
+    header = weights.metadata(path)
+    if not {"module", "class", "arguments"} <= set(header):
+        raise ValueError(f"path = {str(path)!r}: was not written by steindiff.integrations.edm.convert")
+    try:
+        with importable(source):
+            module = importlib.import_module(header["module"])
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"source: {path.name} needs the module {error.name}; give the folder of a clone of NVlabs/edm or edm2"
+        ) from error
+    network: nn.Module = getattr(module, header["class"])(**json.loads(header["arguments"]))
+    network.load_state_dict(weights.read(path))
+    return network
+
+
+def convert(
+    path: str | Path, target: str | Path, *, source: str | Path | None = None, trust_pickle: bool = False
+) -> None:
+    """Write a checkpoint's tensors, and what is needed to rebuild its network, to a safetensors file.
+
+    The licence goes into the file's header.
+
+    Args:
+        path: NVIDIA's pickle.
+        target: the file to write.
+        source: as in `load`.
+        trust_pickle: as in `load`.
+
+    Raises:
+        ValueError: as in `load`; or if the network does not say how it was built.
+    """
+    network = load(path, source=source, trust_pickle=trust_pickle)
+    arguments = getattr(network, "init_kwargs", None)  # what NVIDIA's persistence keeps
+    if arguments is None or getattr(network, "init_args", None):
+        raise ValueError(f"path = {str(path)!r}: its network does not record the arguments it was built with")
+    header = {
+        "module": MODULES.get(type(network).__name__, "training.networks"),
+        "class": type(network).__name__,
+        "arguments": json.dumps(dict(arguments)),
+        "licence": LICENCE,
+    }
+    weights.write(Path(target), network.state_dict(), header)
+
+
+def schedule_of(network: Any) -> EDM:
+    """The range of noise levels to sample a checkpoint on: EDM's 0.002 to 80, within what the network allows."""
+    low = max(0.002, float(getattr(network, "sigma_min", 0.0)))
+    high = min(80.0, float(getattr(network, "sigma_max", float("inf"))))
+    return EDM(low, high)
+
+
+def denoiser(network: Any, labels: Sequence[int] | None = None) -> EDMDenoiser:
+    """A checkpoint as a denoiser.
+
+    Args:
+        network: from `load`.
+        labels: one for each sample of a batch, for class-conditional networks.
+
+    Raises:
+        ValueError: if labels are given to an unconditional network, are missing, or out of range.
+    """
+    classes = int(getattr(network, "label_dim", 0))
+    if (labels is None) != (classes == 0):
+        raise ValueError(f"labels = {labels}: the network has {classes} classes")
+    if labels is None:
+        return EDMDenoiser(network)
+    if any(not 0 <= label < classes for label in labels):
+        raise ValueError(f"labels = {list(labels)}: allowed are 0 to {classes - 1}")
+    onehot = torch.eye(classes)[list(labels)]
+    return EDMDenoiser(partial(_labelled, network, onehot))
+
+
+def _labelled(network: Any, onehot: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+    out: Tensor = network(x, sigma, onehot.to(x.device))
+    return out

@@ -1,0 +1,39 @@
+r"""Networks of the score-SDE code base: what their output means, and what they are conditioned on.
+
+References:
+    Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021), arXiv:2011.13456.
+"""
+
+from __future__ import annotations
+
+from steindiff.denoisers import Epsilon, Score
+from steindiff.denoisers.prediction import Network
+from steindiff.levels import Level
+
+
+def vp_denoiser(network: Network, steps: int = 1000) -> Epsilon:
+    r"""A VP or sub-VP network: f(x, (N − 1) t) with score −f/σ, so f ≈ ε. Use on `VP()` or `SubVP()`.
+
+    Args:
+        network: `(B, *)` states and `(B,)` labels to an output `(B, *)`.
+        steps: N, the number of discrete steps its labels count.
+
+    Raises:
+        ValueError: if `steps` is below 2.
+    """
+    if steps < 2:
+        raise ValueError(f"steps = {steps}: allowed are whole numbers >= 2")
+    return Epsilon(network, time=lambda level: (steps - 1) * level.t)
+
+
+def ve_denoiser(network: Network) -> Score:
+    r"""A VE network: f(x, σ) ≈ ∇ log p(x), its labels the noise level itself. Use on `VE()`.
+
+    Args:
+        network: `(B, *)` states and `(B,)` noise levels to a score `(B, *)`.
+    """
+    return Score(network, time=_sigma)
+
+
+def _sigma(level: Level) -> float:
+    return level.sigma
