@@ -72,7 +72,7 @@ def test_prop_4_1_the_bound_is_attained_by_exact_denoisers(schedule):
     levels = GRIDS["logsnr"](schedule, 6)
     found = lipschitz(
         denoiser, noise(range(4), (6,), levels[0], FLOAT), levels, DDIM(), torch.Generator().manual_seed(0),
-        iterations=60, tolerance=1e-6,
+        iterations=40, tolerance=1e-5,
     )  # fmt: skip
     for k in range(4):
         rows = certificate(levels, found.denoiser[:, k].tolist(), found.noise[:, k].tolist())
@@ -150,16 +150,16 @@ def test_certificate_refuses_a_wrong_number_of_constants():
 def test_figure_3_steps_expand_at_few_steps_and_still_at_many(grid: str):
     """On digits with DPM-Solver++: step refinement alone does not remove local expansion."""
     peaks = {}
-    for steps in (6, 40):
+    for steps in (6, 24):
         levels = GRIDS[grid](EDM(), steps)
         found = lipschitz(
-            digits_denoiser(), noise(range(3), (64,), levels[0], FLOAT), levels, SOLVERS["dpmpp-2m"],
+            digits_denoiser(), noise(range(2), (64,), levels[0], FLOAT), levels, SOLVERS["dpmpp-2m"],
             torch.Generator().manual_seed(0), iterations=8, tolerance=0.05,
         )  # fmt: skip
         peaks[steps] = float(found.transition.max())
-        assert found.transition.shape == found.denoiser.shape == found.noise.shape == (steps, 3)
+        assert found.transition.shape == found.denoiser.shape == found.noise.shape == (steps, 2)
     assert peaks[6] > 1.5
-    assert peaks[40] > 1.0
+    assert peaks[24] > 1.0
 
 
 @pytest.mark.parametrize("schedule", ["edm", "vp", "flow"])

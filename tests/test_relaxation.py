@@ -29,7 +29,7 @@ from steindiff.probes import VJP, Adaptive, Analytic, Exact, FiniteDifference, p
 from steindiff.probes.base import dot
 from steindiff.schedules import EDM, VP, Schedule
 from steindiff.solvers import DDIM, DPMSolverMultistep, Solver
-from steindiff.statistics import PerSample, mean
+from steindiff.statistics import OverBatch, PerSample, mean
 from steindiff.tableau import Evaluation, Step
 from stepping import PAPER_SOLVERS, digits, digits_denoiser
 
@@ -62,7 +62,7 @@ def still(x: torch.Tensor, s: Level, t: Level) -> torch.Tensor:
 
 @solvers
 @pytest.mark.parametrize("schedule", [EDM(0.02, 20.0), VP(t_max=0.7)], ids=["ve", "vp"])
-@pytest.mark.parametrize(("data", "batch"), [("gaussian", 4000), ("mixture", 4000), ("digits", 500)])
+@pytest.mark.parametrize(("data", "batch"), [("gaussian", 2000), ("mixture", 2000), ("digits", 300)])
 def test_stein_gamma_equals_direct_gamma_within_monte_carlo_error(
     data: str, batch: int, schedule: Schedule, solver: Solver
 ):
@@ -74,7 +74,7 @@ def test_stein_gamma_equals_direct_gamma_within_monte_carlo_error(
     for row in rows:
         assert abs(row.difference) < 4.0 * row.difference_error, row
     # The comparison has teeth: on most steps the error is a small share of gamma.
-    assert sorted(row.difference_error / abs(row.direct) for row in rows)[2] < 0.08
+    assert sorted(row.difference_error / abs(row.direct) for row in rows)[2] < 0.12
 
 
 @pytest.mark.parametrize("name", ["dpmpp-2m", "dpmpp-3m"])
@@ -294,9 +294,11 @@ def test_without_the_guard_the_literal_form_ends_far_from_any_noise_level():
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
 def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
-    denoiser = Empirical(digits()[::12])
+    """Every budget from 3 to 20 for the paper's solvers, some of them for the others."""
+    denoiser = Empirical(digits()[::30])
+    budgets = range(3, 21) if solver in PAPER_SOLVERS.values() else (3, 4, 5, 7, 10, 15, 20)
     for grid in ("edm", "logsnr"):
-        for nfe in (*range(3, 9), 10, 13, 16, 20):
+        for nfe in budgets:
             try:
                 levels = solver.levels(GRIDS[grid], EDM(), nfe)
             except ValueError:
@@ -310,20 +312,17 @@ def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
-@pytest.mark.parametrize("probe", [VJP(1), Analytic(), Adaptive(), FiniteDifference(2)], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("probe", [VJP(1), Analytic(), FiniteDifference(2)], ids=lambda p: type(p).__name__)
 def test_gamma_one_is_the_plain_solver_bit_for_bit(solver: Solver, probe):
-    denoiser = X0(Nonlinear())
-    for dtype in (torch.float32, FLOAT):
+    levels = GRIDS["logsnr"](VP(), 5)
+    for dtype, average in ((torch.float32, OverBatch()), (FLOAT, PerSample())):
         network = X0(Nonlinear(dtype=dtype))
-        levels = GRIDS["logsnr"](VP(), 6)
         x = noise(range(4), (6,), levels[0], dtype)
         plain = sample(network, x, levels, solver, capture=True)
-        for average in (Relaxation().average, PerSample()):
-            fixed = Relaxation(probe, EveryStep(to_zero=True), Clamped(minimum=1.0), average)
-            out = sample(network, x, levels, solver, fixed, capture=True)
-            for a, b in zip(out.trajectory, plain.trajectory, strict=True):
-                assert torch.equal(a, b)
-    assert denoiser.calls == 0
+        fixed = Relaxation(probe, EveryStep(to_zero=True), Clamped(minimum=1.0), average)
+        out = sample(network, x, levels, solver, fixed, capture=True)
+        for a, b in zip(out.trajectory, plain.trajectory, strict=True):
+            assert torch.equal(a, b)
 
 
 def test_statistics_are_those_of_algorithm_1():
