@@ -379,6 +379,26 @@ def test_normalised_coordinates_make_every_schedule_the_edm_one(schedule: str, s
     assert torch.equal(given.x, expected.x)
 
 
+def test_small_alpha_drowns_gamma_in_the_batchs_noise_and_more_probes_do_not_help():
+    """1/α multiplies the sampling noise of ⟨u, x⟩ − σ² div u. In coordinates x/α there is no such term."""
+    denoiser = mixture_data()
+    levels = GRIDS["logsnr"](VP(), 6)
+    clean = denoiser.sample(1000, torch.Generator().manual_seed(0))
+    x = couple(clean, levels[0], torch.Generator().manual_seed(1))
+    step = Step(DDIM().tableau(levels, 0), denoiser)
+    probed, exact = (
+        gammas(step, x, clean, levels, 0, still, torch.Generator().manual_seed(2), probe) for probe in (VJP(1), Exact())
+    )
+    assert exact.stein_error > 0.3 * abs(exact.direct)
+    assert exact.stein_error == pytest.approx(probed.stein_error, rel=0.02)
+    scaled = Levels((Level(0.0, 1.0, levels[0].ratio), Level(0.0, 1.0, levels[1].ratio)), EDM())
+    y = x / levels[0].alpha
+    edm = gammas(
+        Step(DDIM().tableau(scaled, 0), denoiser), y, clean, scaled, 0, still, torch.Generator().manual_seed(2), VJP(1)
+    )
+    assert edm.stein_error < 0.05 * abs(edm.direct)
+
+
 def test_leaves_pure_noise_and_the_last_step_alone():
     denoiser = mixture_data()
     levels = GRIDS["uniform"](SCHEDULES["flow"], 4)
