@@ -11,14 +11,15 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from diffusers.schedulers.scheduling_edm_dpmsolver_multistep import EDMDPMSolverMultistepScheduler
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
-from steindiff.integrations.diffusers.schedulers import (
-    PUBLIC,
-    SteinDPMSolverMultistepScheduler,
-    SteinEDMDPMSolverMultistepScheduler,
-)
+from steindiff.calibration import Calibration
+from steindiff.integrations.diffusers.networks import denoiser
+from steindiff.integrations.diffusers.pipelines import scheduler_for
+from steindiff.integrations.diffusers.schedulers import PUBLIC
+from steindiff.solvers import DPMSolverMultistep
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise
 
 
@@ -151,19 +152,27 @@ for _ in (ZooUNet2DModel, ClassConditionalPipeline):
     _.__module__ = PUBLIC
 
 
-def export(network: EDMPrecond | VPNoise) -> ClassConditionalPipeline:
-    """A network of the zoo as a diffusers pipeline, with the corrected DPM-Solver++(2M) and no calibration yet.
+def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None) -> ClassConditionalPipeline:
+    """A network of the zoo as a diffusers pipeline.
 
     Args:
         network: from `steindiff.zoo.load`; its parameters are shared, not copied.
+        calibration: put into the scheduler, e.g. one that ships with the network; None: plain DPM-Solver++(2M).
+
+    Raises:
+        ValueError: if the calibration is of another model, or of a solver diffusers has no scheduler for.
     """
     time = {} if isinstance(network, EDMPrecond) else {"time_scale": 2.0 / network.steps, "time_shift": -1.0}
     with torch.device("meta"):
         unet = ZooUNet2DModel(**asdict(network.config), **time)
     unet.network = network.network
-    if isinstance(network, EDMPrecond):
-        scheduler = SteinEDMDPMSolverMultistepScheduler(sigma_data=network.sigma_data)
-    else:
+    stock: Any = EDMDPMSolverMultistepScheduler(sigma_data=getattr(network, "sigma_data", 0.5))
+    if isinstance(network, VPNoise):
         stock = DDIMScheduler(network.steps, *network.betas)
-        scheduler = SteinDPMSolverMultistepScheduler.from_config(stock.config)
+    solver = DPMSolverMultistep(2) if calibration is None else calibration.solver
+    scheduler = scheduler_for(stock, solver)
+    if calibration is not None:
+        seed = torch.zeros(1, dtype=torch.int64, device=unet.device)  # the label of seed 0, under which it was measured
+        calibration.check(denoiser=denoiser(unet, scheduler, class_labels=seed), shape=network.shape)
+        scheduler = type(scheduler).from_config(scheduler.config, stein_calibration=calibration)
     return ClassConditionalPipeline(unet.eval(), scheduler)
