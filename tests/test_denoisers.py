@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import FLOAT, Nonlinear, gaussian, mixture
 
+from problems import FLOAT, Nonlinear, gaussian, mixture
 from steindiff.denoisers import (
     X0,
     DynamicThreshold,

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
-from problems import FLOAT, Nonlinear, gaussian, mixture
 
+from problems import FLOAT, Nonlinear, gaussian, mixture
 from steindiff import GRIDS, SOLVERS, Cancelled, noise, sample
 from steindiff.denoisers import EDMDenoiser, Epsilon, Gaussian, Leaf, Preconditioned
 from steindiff.discovery import named

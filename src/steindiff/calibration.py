@@ -26,6 +26,9 @@ from steindiff.solvers.base import Solver
 FORMAT = 1
 """Version of the file format; a file of another version is refused."""
 
+FIELDS = {"format", "solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "error", "model", "settings"}
+"""What a file must hold, beside its checksum."""
+
 
 def fingerprint(denoiser: Denoiser, shape: Sequence[int], schedule: Schedule) -> tuple[float, ...]:
     r"""Eight numbers that tell models apart: projections of D(x, level) for one fixed x in the middle of the schedule.

@@ -10,8 +10,9 @@ Both need only D and pull-backs Jᵀv of Rademacher directions v: J_ff ≈ (Bv)_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from steindiff.denoisers.split import Split
 from steindiff.grids.base import Grid
 from steindiff.grids.karras import Karras
 from steindiff.grids.stein import Stein
-from steindiff.grids.uniform import UniformTime
 from steindiff.levels import Level
 from steindiff.probes.directions import Rademacher
 from steindiff.probes.pullback import Route, by_autograd, pullback
@@ -136,6 +136,13 @@ class Survey:
         return Stein(tuple(knots), power, to_zero)
 
 
+def measurable(schedule: Schedule) -> Schedule:
+    """The schedule, begun at σ/α = 500 where it begins at pure noise (a flow): there x says nothing about x*."""
+    if schedule.level(schedule.t_max).alpha > 0.0:
+        return schedule
+    return replace(schedule, t_max=schedule.time(-math.log(500.0)))  # type: ignore[type-var]
+
+
 def survey(
     denoiser: Denoiser | Conditioned,
     schedule: Schedule,
@@ -168,7 +175,7 @@ def survey(
         probes: Rademacher directions for each.
         batch: at most so many samples in one network call.
         basis: default: the natural one for `shape`.
-        grid: of the trajectory; default EDM's, or uniform in time where the schedule begins at pure noise.
+        grid: of the trajectory; default EDM's.
         solver: of the trajectory; default DPM-Solver++(2M). It must evaluate at the states it visits.
         device: where to run.
         dtype: of the state.
@@ -184,17 +191,15 @@ def survey(
         raise ValueError(f"probes = {probes}, probed = {probed}: need >= 1 probe on 1 to {len(seeds)} samples")
     shape = tuple(shape)
     basis = basis or natural_basis(shape)
-    grid = grid or (UniformTime() if schedule.level(schedule.t_max).alpha == 0.0 else Karras())
-    levels = grid(schedule, steps)
+    levels = (grid or Karras())(measurable(schedule), steps)
     whole = conditioned(denoiser, seeds, batch)
     calls = whole.calls
     x = noise(seeds, shape, levels[0], dtype).to(device)
     out = sample(whole, x, levels, solver or DPMSolverMultistep(2), callback=callback, capture=True)
     cost = whole.calls - calls
     measured = []
-    usable = [i for i in range(levels.steps) if levels[i].alpha > 0.0]
     for k in range(stations):
-        i = usable[round(k * (len(usable) - 1) / (stations - 1))]
+        i = round(k * (levels.steps - 1) / (stations - 1))
         generator = torch.Generator().manual_seed(i)
         parts = []
         for start in range(0, probed, batch):

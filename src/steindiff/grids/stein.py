@@ -49,8 +49,9 @@ class Stein(Grid):
         return math.exp(self.power * (math.log(low) + (lam - a) / (b - a) * math.log(high / low)))
 
     def times(self, schedule: Schedule, num: int) -> list[float]:
-        # At t_max of a flow λ is −∞; there is no time to be spent there, so start the density at the first knot.
-        first = max(schedule.level(schedule.t_max).lam, self.knots[0][0] - 10.0)
+        # At t_max of a flow λ is −∞, where nothing can be measured: the density begins at the first knot.
+        first = schedule.level(schedule.t_max).lam
+        first = first if math.isfinite(first) else self.knots[0][0]
         last = schedule.level(schedule.t_min).lam
         points = 2000
         lams = [first + (last - first) * k / points for k in range(points + 1)]
