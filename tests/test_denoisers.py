@@ -25,7 +25,7 @@ from steindiff.denoisers import (
     Velocity,
 )
 from steindiff.levels import Level
-from steindiff.schedules import EDM, VP, Cosine, Flow, Schedule, SubVP
+from steindiff.schedules import EDM, VP, Cosine, Flow, SubVP
 
 LEVELS = [EDM().level(0.7), VP().level(0.4), SubVP().level(0.3), Cosine().level(0.6), Flow().level(0.35)]
 levels = pytest.mark.parametrize("level", LEVELS, ids=["edm", "vp", "sub-vp", "cosine", "flow"])
@@ -176,7 +176,7 @@ def test_bad_settings_are_named(build, message: str):
         build()
 
 
-def test_schedules_meet_networks_through_time(schedule: Schedule = VP()):
+def test_schedules_meet_networks_through_time():
     """The network is conditioned on the level's own time, or on what the caller says."""
     seen = []
 
@@ -184,6 +184,7 @@ def test_schedules_meet_networks_through_time(schedule: Schedule = VP()):
         seen.append(t.tolist())
         return Nonlinear(dim=2)(x, t)
 
-    Epsilon(network)(states(2, 1), schedule.level(0.5))
-    Epsilon(network, time=lambda level: 1000 * level.t)(states(2, 1), schedule.level(0.5))
+    level = VP().level(0.5)
+    Epsilon(network)(states(2, 1), level)
+    Epsilon(network, time=lambda level: 1000 * level.t)(states(2, 1), level)
     assert seen == [[0.5], [500.0]]
