@@ -39,7 +39,7 @@ from steindiff.schedules import EDM
 from steindiff.survey import Survey, survey
 from steindiff.zoo import load
 
-CALIBRATION_SEEDS = range(10**6, 10**6 + 1024)
+CALIBRATION_SEEDS = range(10**6, 10**6 + 1000)
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class Bench:
             partial(self.denoiser, self.wide),
             self.schedule,
             (3, 32, 32),
-            seeds=CALIBRATION_SEEDS[: max(self.samples // 10, 16)],
+            seeds=CALIBRATION_SEEDS,
             steps=32,
             stations=16,
-            probed=max(self.samples // 80, 8),
+            probed=125,
             probes=4,
             batch=256,
             device=self.device,
@@ -174,25 +174,42 @@ def baseline() -> list[Cell]:
     ]
 
 
-def others() -> list[Cell]:
-    cells = [
-        Cell(s, nfe, g)
-        for nfe in (4, 5, 6, 8)
-        for s in ("ddim", "unipc-bh1-3", "ipndm-4")
-        for g in ("edm-min", "logsnr-min")
-    ]
-    return [*cells, *(Cell("dpmpp-2m", nfe, g) for nfe in (5, 8) for g in ("edm", "logsnr"))]
+BUDGETS = (4, 5, 6, 8, 10, 15, 20)
+HEUN_BUDGETS = (5, 7, 9, 15, 19)
+"""Heun with a last step to σ = 0 costs an odd number of evaluations."""
+HOSTS = ("dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ddim", "ipndm-4")
+
+
+def hosts() -> list[Cell]:
+    cells = [Cell(s, nfe, grid) for nfe in BUDGETS for s in HOSTS for grid in ("edm-min", "logsnr-min")]
+    return [*cells, *(Cell("heun", nfe, grid) for nfe in HEUN_BUDGETS for grid in ("edm", "logsnr"))]
 
 
 def calibrated() -> list[Cell]:
-    return [Cell("dpmpp-2m", nfe, correction="balance") for nfe in (5, 4, 6, 8, 10)]
+    cells = [Cell(s, nfe, correction="balance") for nfe in BUDGETS for s in HOSTS]
+    return [*cells, *(Cell("heun", nfe, correction="balance") for nfe in HEUN_BUDGETS)]
+
+
+def ablation() -> list[Cell]:
+    """One change at a time from the default, 2M at 5 and 8 evaluations."""
+    changes: list[dict[str, Any]] = [
+        *({"power": power} for power in (0.0, 0.1, 0.3, 0.5)),
+        *({"below": below} for below in (0.0, 0.5, 1e9)),
+        *({"bound": bound} for bound in (1.5, 2.0, 1e9)),
+        *({"significance": significance} for significance in (0.0, 4.0)),
+    ]
+    cells = [Cell("dpmpp-2m", nfe, correction="balance", options=change) for nfe in (5, 8) for change in changes]
+    cells += [Cell("dpmpp-2m", nfe) for nfe in (5, 8)]  # the Stein grid alone
+    cells += [Cell("dpmpp-2m", nfe, grid, "balance") for nfe in (5, 8) for grid in ("edm-min", "logsnr-min")]
+    return [*cells, *(Cell("dpmpp-2m", nfe, grid) for nfe in (5, 8) for grid in ("edm", "logsnr"))]
 
 
 PLANS: dict[str, Callable[[], list[Cell]]] = {
     "limit": limit,
     "baseline": baseline,
-    "others": others,
+    "hosts": hosts,
     "calibrated": calibrated,
+    "ablation": ablation,
 }
 
 
