@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     # Importing steindiff.integrations.diffusers first is what lets diffusers find the scheduler's class.
     again = DiTPipeline.from_pretrained(options.out / "pipeline").to(pipe.device)
+    stein.stabilize(again)  # checks the network, and the guidance of every run
     images = again(num_inference_steps=options.nfe, generator=torch.Generator().manual_seed(0), **call).images
     for label, image in zip(LABELS, images, strict=True):
         image.save(options.out / f"{label}.png")

@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     pipe.save_pretrained(options.out / "pipeline")
 
     again = stein.ClassConditionalPipeline.from_pretrained(options.out / "pipeline")
+    stein.stabilize(again)  # checks the network, and the guidance of every run
     generator = torch.Generator().manual_seed(0)
     images = again(labels, num_inference_steps=calibration.levels.steps, generator=generator).images
     for label, image in zip(labels, images, strict=True):

@@ -171,6 +171,47 @@ def test_flux_with_unipc():
     assert_close(layout.unpack(last), mine.x)
 
 
+def test_prompts(tmp_path):
+    """Words in, through a real tokenizer and text encoder; other prompts afterwards; the whole pipeline saved."""
+    pipe = tiny.stable_diffusion(prompts=True)
+    prompts = ["a cat", "two dogs"]
+    calibration = ours.calibrate(pipe, prompts, nfe=4, guidance_scale=3.0, **SIZE, **QUICK)
+    assert calibration.settings["guidance"]["weight"] == 3.0
+    ours.stabilize(pipe, calibration)
+    call = {"prompt": "a red house", "guidance_scale": 3.0, **SIZE}
+    _, last, calls = run(pipe, 4, **call)
+    assert calls == 4
+    pipe.save_pretrained(tmp_path)
+    again = tiny.quiet(diffusers.StableDiffusionPipeline.from_pretrained(tmp_path))
+    assert torch.equal(run(again, 4, **call)[1], last)
+    # What a file cannot carry, the checks of network and guidance, comes back with one call.
+    with ours.stabilize(again):
+        assert torch.equal(run(again, 4, **call)[1], last)
+        with pytest.raises(ValueError, match="guidance: measured with"):
+            run(again, 4, **{**call, "guidance_scale": 9.0})
+    again.unet = tiny.stable_diffusion(seed=1).unet
+    with pytest.raises(ValueError, match="network: its weights differ by"):
+        ours.stabilize(again)
+
+
+def test_a_scheduler_alone_says_what_it_cannot_check(caplog):
+    case = CASES["sd"]
+    pipe = case.make()
+    with ours.stabilize(pipe, calibrated("sd")):
+        pipe.scheduler.set_timesteps(5)
+        config = pipe.scheduler.config
+    assert "cannot be checked" not in caplog.text
+    alone = ours.SteinDPMSolverMultistepScheduler.from_config(config)
+    alone.set_timesteps(5)
+    alone.set_timesteps(5)
+    assert caplog.text.count("cannot be checked by a scheduler alone") == 1
+
+
+def test_nothing_to_install_is_refused():
+    with pytest.raises(ValueError, match="calibration = None: the pipeline's scheduler carries none either"):
+        ours.stabilize(tiny.ddpm())
+
+
 def test_calibrate_leaves_the_pipeline_as_it_was():
     case = CASES["sd"]
     pipe = case.make()
@@ -251,7 +292,10 @@ def test_offloaded_network():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_compiled_network():
-    pipe, call = tiny.ddpm(), {"batch_size": 2, "seeds": range(2), "steps": 4, "batch": 2}
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "add_attention": False}
+    unet = diffusers.UNet2DModel(8, block_out_channels=(8,), layers_per_block=1, norm_num_groups=4, **blocks)
+    pipe = tiny.quiet(diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler()))
+    call = {"batch_size": 2, "seeds": range(2), "steps": 4, "batch": 2}
     expected = ours.calibrate(pipe, nfe=3, grid=LogSNR(), **call)
     with ours.stabilize(pipe, expected):
         plain = run(pipe, 3, batch_size=2)[1]

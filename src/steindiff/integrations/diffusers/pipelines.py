@@ -292,20 +292,28 @@ class Stabilized:
         self.undo()
 
 
-def stabilize(pipe: Any, calibration: Calibration) -> Stabilized:
+def stabilize(pipe: Any, calibration: Calibration | None = None) -> Stabilized:
     """Install a calibration in a pipeline, in place.
 
     Args:
         pipe: the pipeline it was measured on, or another one with the same network.
-        calibration: made by `calibrate`.
+        calibration: made by `calibrate`; None: the one the pipeline's scheduler was saved with.
 
     Returns:
         A handle whose `undo` restores the pipeline; also a context manager.
 
     Raises:
-        ValueError: if the calibration was measured on another network, or for a solver or process diffusers cannot
-            run; later, when the pipeline runs, if steps, resolution or guidance are not those of the calibration.
+        ValueError: if there is no calibration, if it was measured on another network, or for a solver or process
+            diffusers cannot run; later, when the pipeline runs, if steps, resolution or guidance are not those of the
+            calibration.
     """
+    if calibration is None:
+        carried = pipe.scheduler.config.get("stein_calibration")
+        if carried is None:
+            raise ValueError(
+                "calibration = None: the pipeline's scheduler carries none either; make one with calibrate"
+            )
+        calibration = Calibration.from_dict(carried)
     missing = [name for name in ("network", "guidance") if name not in calibration.settings]
     if missing:
         raise ValueError(

@@ -32,6 +32,7 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 from diffusers.configuration_utils import register_to_config
+from diffusers.utils import logging
 from torch import Tensor
 
 from steindiff.calibration import Calibration
@@ -45,6 +46,8 @@ from steindiff.probes.analytic import Analytic
 from steindiff.solvers import Solver
 from steindiff.statistics import PerSample
 from steindiff.tableau import Proposal, Row, Step, Tableau
+
+logger = logging.get_logger(__name__)
 
 PUBLIC = "steindiff.integrations.diffusers"
 """Where the classes say they live: pipelines record it and look for `SchedulerMixin` there when they are loaded."""
@@ -111,6 +114,7 @@ class Corrected:
     _stein_levels: Levels | None = None
     _stein_calibration: Calibration | None = None
     _stein_guard: Guard | None = None
+    _stein_warned: bool = False
 
     # What the stock class provides.
     config: Any
@@ -180,6 +184,12 @@ class Corrected:
             raise ValueError(
                 f"num_inference_steps = {given.get('num_inference_steps')}: the calibration is for {steps}; "
                 "calibrate again or set stein_calibration to None"
+            )
+        if self._stein_guard is None and "guidance" in calibration.settings and not self._stein_warned:
+            self._stein_warned = True
+            logger.warning(
+                "The calibration's network and guidance cannot be checked by a scheduler alone; "
+                "call steindiff.integrations.diffusers.stabilize(pipe) once to have them checked."
             )
         plain(**given)
         self._stein_levels = calibration.levels

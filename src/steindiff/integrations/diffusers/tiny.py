@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from diffusers import (
     UNet2DModel,
     VQModel,
 )
+from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 WIDTH = 32
 """Width of all text embeddings here."""
@@ -89,15 +93,37 @@ def latent_diffusion(seed: int = 0) -> LDMPipeline:
     return quiet(LDMPipeline(vqvae, unet_unconditional(), DDIMScheduler(1000, 0.0015, 0.0195, "scaled_linear")))
 
 
-def stable_diffusion(seed: int = 0) -> StableDiffusionPipeline:
-    """Latents 4×8×8; takes `prompt_embeds` and `negative_prompt_embeds`, `(B, L, 32)`."""
+def text() -> dict[str, Any]:
+    """A tokenizer that spells words out in small letters, and an encoder of its 16 tokens, widths 32."""
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    words = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+        (Path(folder) / "merges.txt").write_text("#version: 0.2\n")
+        tokenizer = CLIPTokenizer.from_pretrained(folder, model_max_length=16)
+    config = CLIPTextConfig(
+        vocab_size=len(words),
+        hidden_size=WIDTH,
+        intermediate_size=WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+    )
+    return {"tokenizer": tokenizer, "text_encoder": CLIPTextModel(config)}
+
+
+def stable_diffusion(seed: int = 0, *, prompts: bool = False) -> StableDiffusionPipeline:
+    """Latents 4×8×8; takes prompts, or `prompt_embeds` and `negative_prompt_embeds`, `(B, L, 32)`."""
     torch.manual_seed(seed)
+    encoder = text() if prompts else {"tokenizer": None, "text_encoder": None}
     scheduler = PNDMScheduler(1000, 0.00085, 0.012, "scaled_linear", skip_prk_steps=True, steps_offset=1)
     return quiet(
         StableDiffusionPipeline(
             vae=autoencoder(),
-            text_encoder=None,
-            tokenizer=None,
+            **encoder,
             unet=unet_condition(),
             scheduler=scheduler,
             safety_checker=None,
