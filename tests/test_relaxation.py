@@ -270,7 +270,7 @@ def test_literal_form_diverges_on_digits_and_the_guard_says_where_and_why(name: 
     with pytest.raises(
         RuntimeError,
         match=r"step \d of 8, sigma [\d.e+-]+ to [\d.e+-]+: the literal relaxation diverged: gamma = [\d.e+]+ because "
-        r"the residual has nearly vanished \(s_uu = [\d.e+-]+\)",
+        r"the residual is small for its noise \(s_uu = [\d.e+-]+, sigma\^2 d = [\d.e+-]+\)",
     ):
         sample(digits_denoiser(), x, levels, SOLVERS[name], literal)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +20,34 @@ from steindiff.probes.vjp import VJP
 from steindiff.statistics import Average, OverBatch
 from steindiff.tableau import Step
 
-GROWTH = 10.0
-"""A relaxed state this many times larger than both the state and the candidate it mixes is taken as divergence."""
+GROWTH = 3.0
+"""A relaxed state this many times larger than both the state and the candidate it mixes is taken as divergence: the
+optimum brings the state nearer to x*, which is no larger than they are."""
 
 
 def stein_numerator(s_xu: Tensor, s_div: Tensor, level: Level) -> Tensor:
     r"""E⟨u, x − x*⟩ without x*: (1 − 1/α) s_xu + (σ²/α) s_div (Thm 4.7); α = 1 leaves σ² s_div."""
     return (1.0 - 1.0 / level.alpha) * s_xu + (level.sigma**2 / level.alpha) * s_div
+
+
+class Statistics(NamedTuple):
+    """What a relaxed step measured: scalars, or `(B,)` where every sample keeps its own.
+
+    Attributes:
+        gamma: the coefficient used.
+        optimum: the coefficient before it was limited.
+        s_xu: ⟨u, x⟩.
+        s_uu: ‖u‖².
+        s_div: div u.
+        noise: σ² d, the energy of the noise in the state.
+    """
+
+    gamma: Tensor
+    optimum: Tensor
+    s_xu: Tensor
+    s_uu: Tensor
+    s_div: Tensor
+    noise: float
 
 
 class Bounds(ABC):
@@ -36,7 +58,7 @@ class Bounds(ABC):
         """The nearest allowed γ."""
 
     @abstractmethod
-    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, gamma: Tensor, s_uu: Tensor, place: str) -> None:
+    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, found: Statistics, place: str) -> None:
         """Raise if the relaxed step cannot be trusted; `place` names it."""
 
 
@@ -98,7 +120,7 @@ class Clamped(Bounds):
     def limit(self, gamma: Tensor) -> Tensor:
         return gamma.clamp(self.minimum, 1.0)
 
-    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, gamma: Tensor, s_uu: Tensor, place: str) -> None:
+    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, found: Statistics, place: str) -> None:
         """A convex combination needs no watching, and looking at it would stall the device."""
 
 
@@ -127,17 +149,18 @@ class Unclamped(Bounds):
     def limit(self, gamma: Tensor) -> Tensor:
         return gamma.clamp(min=self.minimum)
 
-    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, gamma: Tensor, s_uu: Tensor, place: str) -> None:
+    def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, found: Statistics, place: str) -> None:
         before = torch.maximum(_size(x), _size(candidate))
         bad = ~(_size(relaxed) <= GROWTH * before)
         if not bool(bad.any()):
             return
         k = int(bad.nonzero()[0])
-        worst, scale = (t.expand(len(x))[k].item() for t in (gamma, s_uu))
+        gamma, s_uu = (t.expand(len(x))[k].item() for t in (found.gamma, found.s_uu))
         raise RuntimeError(
-            f"{place}: the literal relaxation diverged: gamma = {worst:.4g} because the residual has nearly vanished "
-            f"(s_uu = {scale:.4g}), so the state grew from {float(before[k]):.4g} to {float(_size(relaxed)[k]):.4g} "
-            "(root mean square); use Clamped(), which keeps gamma <= 1"
+            f"{place}: the literal relaxation diverged: gamma = {gamma:.4g} because the residual is small for its "
+            f"noise (s_uu = {s_uu:.4g}, sigma^2 d = {found.noise:.4g}), so the state grew from "
+            f"{float(before[k]):.4g} to {float(_size(relaxed)[k]):.4g} (root mean square); "
+            "use Clamped(), which keeps gamma <= 1"
         )
 
 
@@ -210,17 +233,10 @@ class Relaxation(Correction):
         # lerp returns the candidate itself at weight 1, where x + 1·(T − x) would round.
         weight = gamma.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
         relaxed = torch.lerp(carried, probed.candidate, weight)
+        found = Statistics(gamma, optimum, s_xu, s_uu, s_div, noise=level.sigma**2 * x[0].numel())
         place = f"step {i + 1} of {levels.steps}, sigma {s.sigma:.4g} to {t.sigma:.4g}"
-        self.bounds.watch(carried, probed.candidate, relaxed, gamma, s_uu, place)
-        statistics = {
-            "active": True,
-            "gamma": gamma,
-            "optimum": optimum,
-            "s_xu": s_xu,
-            "s_uu": s_uu,
-            "s_div": s_div,
-            "extra_calls": probed.extra_calls,
-        }
+        self.bounds.watch(carried, probed.candidate, relaxed, found, place)
+        statistics = {"active": True, **found._asdict(), "extra_calls": probed.extra_calls}
         return Transition(relaxed, probed.evaluations, statistics, probed.backward_passes)
 
 
