@@ -61,10 +61,11 @@ class Features(Protocol):
 
 
 class RandomFeatures:
-    """Features of a fixed random convolutional network, one vector for each 8×8 neighbourhood.
+    """Features of a fixed random convolutional network, one vector for each 10×10 neighbourhood.
 
     Needs no weights: the network is drawn from a fixed seed on the CPU. A vector for each place rather than for each
-    image makes covariances of some dozens of images well conditioned.
+    image makes covariances of some dozens of images well conditioned. Their unit is arbitrary; `scale` puts distances
+    between sets of natural images in the tens.
 
     Shapes: `(B, C, H, W)` → `(B · H/4 · W/4, width)`.
 
@@ -74,6 +75,7 @@ class RandomFeatures:
     """
 
     name = "fixed random features"
+    scale = 32.0
 
     def __init__(self, channels: int, width: int = 48) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -87,7 +89,7 @@ class RandomFeatures:
         h = images
         for kernel in self.kernels:
             h = nn.functional.conv2d(h, kernel.to(h), stride=2, padding=1).abs()
-        return h.movedim(1, -1).flatten(0, 2)
+        return self.scale * h.movedim(1, -1).flatten(0, 2)
 
 
 @dataclass(frozen=True)
@@ -169,12 +171,16 @@ class Calibrated(Method):
 
 
 METHODS: dict[str, Method] = {
-    "edm": OnGrid("EDM grid", GRIDS["edm"]),
-    "logsnr": OnGrid("log-SNR grid", GRIDS["logsnr"]),
-    "relaxation": Relaxed("relaxation", GRIDS["edm"]),
+    "edm": OnGrid("EDM grid", GRIDS["edm-min"]),
+    "logsnr": OnGrid("log-SNR grid", GRIDS["logsnr-min"]),
+    "relaxation": Relaxed("relaxation", GRIDS["edm-min"]),
     "calibrated": Calibrated("calibrated"),
 }
-"""The methods by the name they have in files and on the command line, in the order of the table."""
+"""The methods by the name they have in files and on the command line, in the order of the table.
+
+The plain grids end at the smallest σ instead of 0: that way no evaluation is spent there, and the baseline is the
+stronger one.
+"""
 
 REFERENCE = "reference"
 """The many-step reference's name in the same places."""

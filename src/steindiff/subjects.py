@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,7 @@ from steindiff import zoo
 from steindiff.compare import RandomFeatures, Subject
 from steindiff.denoisers import EDMDenoiser, Epsilon, Guided
 from steindiff.denoisers.base import Denoiser
+from steindiff.metrics import references
 from steindiff.schedules import EDM, Discrete
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
@@ -22,6 +24,9 @@ PARAMETERISATIONS: dict[type[ZooNetwork], tuple[Callable[..., Denoiser], Callabl
     VPNoise: (Epsilon, lambda network: Discrete.linear(network.betas[0], network.betas[1], network.steps)),
 }
 """How a network of the zoo becomes a denoiser on a schedule."""
+
+MOMENTS = Path(__file__).parent / "moments"
+"""Moments of each model's real training images under `RandomFeatures`; benchmarks/demo_reference.py makes them."""
 
 
 def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
@@ -51,6 +56,7 @@ def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
         schedule=schedule(network),
         shape=network.shape,
         features=RandomFeatures(network.shape[0]),
+        reference=references.read(MOMENTS / f"{name}.npz"),
         device=torch.device(device),
         # A guided denoiser is another model: nothing is shipped for it.
         calibrations=partial(calibration, name) if guidance == 1.0 else no_calibration,

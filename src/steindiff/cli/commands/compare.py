@@ -30,7 +30,7 @@ EXAMPLES = (
     "steindiff compare --num 16 --json | jq '.rows[] | [.title, .frechet]'",
 )
 
-NUMS = {"cpu": 48, "cuda": 1000, "mps": 256}
+NUMS = {"cpu": 40, "cuda": 1000, "mps": 256}
 """How many images to compare unless told: a minute or two's worth on a small processor."""
 BATCHES = {"cpu": 16, "cuda": 250, "mps": 64}
 
