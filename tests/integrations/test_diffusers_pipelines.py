@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -484,21 +485,70 @@ def test_pipelines_without_a_network_are_refused():
         components: dict[str, Any] = {}  # noqa: RUF012
         scheduler = diffusers.DDPMScheduler()
 
-    with pytest.raises(ValueError, match="pipe = Empty: has none of the components unet, transformer"):
+    with pytest.raises(ValueError, match=r"pipe = Empty: has the networks \[\], need exactly one of unet, transformer"):
         ours.calibrate(Empty(), nfe=4)
 
 
-def test_steps_that_cannot_be_rebuilt_are_refused():
-    """A pipeline that does something else with the network's output is not calibrated for the wrong thing."""
+class Loop(diffusers.DDPMPipeline):
+    """A pipeline that does something of its own with the network."""
 
-    class Odd(diffusers.DDPMPipeline):
-        @torch.no_grad()
-        def __call__(self, num_inference_steps: int = 4, batch_size: int = 1):
-            x = torch.randn(batch_size, 3, 8, 8)
-            self.scheduler.set_timesteps(num_inference_steps)
-            for t in self.scheduler.timesteps:
-                x = self.scheduler.step(2.0 * self.unet(x, t).sample, t, x).prev_sample
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        raise NotImplementedError
 
-    pipe = tiny.ddpm()
-    with pytest.raises(ValueError, match="its step cannot be rebuilt from 1 network calls"):
-        ours.calibrate(tiny.quiet(Odd(pipe.unet, pipe.scheduler)), nfe=4, **QUICK)
+    @torch.no_grad()
+    def __call__(self, num_inference_steps: int = 4, batch_size: int = 1):
+        x = torch.randn(batch_size, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.scheduler.set_timesteps(num_inference_steps)
+        for t in self.scheduler.timesteps:
+            x = self.scheduler.step(self.predict(x, t), t, x).prev_sample
+
+
+class Doubling(Loop):
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return 2.0 * self.unet(x, t).sample
+
+
+class Drifting(Loop):
+    """A condition that depends on the time, as the residuals of a ControlNet do; as wide as the time embedding."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(x, t, class_labels=t.expand(len(x), 4 * 8) / 100).sample
+
+
+class Inpainting(Loop):
+    """More channels than the state has."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(torch.cat([x, torch.ones_like(x[:, :1])], 1), t).sample
+
+
+@pytest.mark.parametrize(
+    ("kind", "unet", "message"),
+    [
+        (Doubling, {}, "its step cannot be rebuilt from 1 network calls"),
+        (Drifting, {"class_embed_type": "identity"}, "its network is off by .* in the second"),
+        (Inpainting, {"in_channels": 4}, r"its network is given \(4, 8, 8\) for a state of \(3, 8, 8\)"),
+    ],
+)
+def test_steps_that_cannot_be_rebuilt_are_refused(kind: type, unet: dict[str, Any], message: str):
+    """A pipeline that does something else is never calibrated for the wrong thing."""
+    pipe = tiny.quiet(kind(tiny.unet_unconditional(**unet), diffusers.DDPMScheduler()))
+    with pytest.raises(ValueError, match=message):
+        ours.calibrate(pipe, nfe=4, **QUICK)
+
+
+def test_networks_that_take_turns_are_refused():
+    parts = {"unet": tiny.unet_unconditional(), "unet_2": tiny.unet_unconditional()}
+    pipe = SimpleNamespace(components=parts, scheduler=diffusers.DDPMScheduler())
+    with pytest.raises(ValueError, match=r"has the networks \['unet', 'unet_2'\], need exactly one"):
+        ours.calibrate(pipe, nfe=4, **QUICK)
+
+
+def test_networks_in_training_mode_are_refused():
+    pipe = tiny.dit()
+    pipe.transformer.train()  # drops labels at random
+    pipe.transformer.transformer_blocks[0].norm1.emb.class_embedder.dropout_prob = 1.0
+    pipe.transformer.transformer_blocks[1].norm1.emb.class_embedder.dropout_prob = 0.5
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r"cannot be rebuilt|in evaluation mode"):
+        ours.calibrate(pipe, nfe=4, class_labels=[1, 2, 3, 4, 5, 6, 7, 8], guidance_scale=4.0, **QUICK)

@@ -1,17 +1,19 @@
 r"""What a pipeline does between two states: which network it calls, how, and how it combines the outputs.
 
-A pipeline is run for two steps, and the first is recorded. What its network was given and what it answered is compared
-with what the pipeline then handed to the scheduler: guidance is not guessed from a pipeline's name, it is rebuilt and
-must reproduce the pipeline's own numbers.
+A pipeline is run for two steps and both are recorded. From the first its denoiser is rebuilt: guidance is not guessed
+from a pipeline's name, it must reproduce what the pipeline made of the network's outputs. Then the rebuilt denoiser is
+evaluated where the pipeline stood in its second step, and must give the pipeline's numbers there too. So conditions
+that change from step to step, networks that take turns, or inputs that are not the state are noticed and refused.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from steindiff.integrations.diffusers.layouts import Layout, Plain, Tokens
 from steindiff.integrations.diffusers.networks import TIME, Call, Guidance, Guided, state_name
 from steindiff.integrations.identity import uncompiled
 
-NETWORKS = ("unet", "transformer")
+NETWORKS = ("unet", "transformer", "unet_2", "transformer_2")
 """What pipelines call the component that is evaluated at every step."""
 
 
@@ -31,53 +33,57 @@ def network_of(pipe: Any) -> nn.Module:
     """The network a pipeline evaluates at every step.
 
     Raises:
-        ValueError: if the pipeline has none.
+        ValueError: if the pipeline has none, or several that take turns.
     """
-    for name in NETWORKS:
-        module = pipe.components.get(name)
-        if module is not None:
-            found: nn.Module = module
-            return found
-    raise ValueError(f"pipe = {type(pipe).__name__}: has none of the components {', '.join(NETWORKS)}")
+    found = [name for name in NETWORKS if pipe.components.get(name) is not None]
+    if len(found) != 1:
+        raise ValueError(
+            f"pipe = {type(pipe).__name__}: has the networks {found}, need exactly one of {', '.join(NETWORKS)}"
+        )
+    module: nn.Module = pipe.components[found[0]]
+    return module
 
 
-@dataclass
-class Recording:
-    """One step of a pipeline: the network's calls, as (arguments by name, output), and what the scheduler was given."""
+@dataclass(frozen=True)
+class Recorded:
+    """One step of a pipeline.
 
-    calls: list[tuple[dict[str, Any], Tensor]] = field(default_factory=list)
-    model_output: Tensor | None = None
-    timestep: float = 0.0
-    sample: Tensor | None = None
+    Attributes:
+        calls: of the network: arguments by name, and output.
+        model_output: what the pipeline handed to the scheduler, with the two following.
+        timestep: …
+        sample: the state.
+    """
 
-    @property
-    def complete(self) -> bool:
-        """Whether the scheduler has been reached; later calls belong to another step."""
-        return self.model_output is not None
+    calls: tuple[tuple[dict[str, Any], Tensor], ...]
+    model_output: Tensor
+    timestep: float
+    sample: Tensor
 
 
 @contextmanager
-def recording(module: nn.Module, scheduler: Any) -> Iterator[Recording]:
-    """Record the first step taken with `module` and `scheduler`."""
-    record = Recording()
+def recording(module: nn.Module, scheduler: Any) -> Iterator[list[Recorded]]:
+    """Record the first two steps taken with `module` and `scheduler`."""
+    steps: list[Recorded] = []
+    calls: list[tuple[dict[str, Any], Tensor]] = []
     signature = inspect.signature(uncompiled(module).forward)
     plain = scheduler.step
 
     def called(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not record.complete:
-            given = dict(signature.bind(*args, **kwargs).arguments)
-            record.calls.append((given, output[0] if isinstance(output, tuple) else output.sample))
+        given = dict(signature.bind(*args, **kwargs).arguments)
+        calls.append((given, output[0] if isinstance(output, tuple) else output.sample))
 
     @functools.wraps(plain)
     def step(model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not record.complete:
-            record.model_output, record.timestep, record.sample = model_output, float(timestep), sample
+        if len(steps) < 2:
+            steps.append(Recorded(tuple(calls), model_output, float(timestep), sample))
+        calls.clear()
         return plain(model_output, timestep, sample, *args, **kwargs)
 
     hook = module.register_forward_hook(called, with_kwargs=True)
     scheduler.step = step
     try:
-        yield record
+        yield steps
     finally:
         hook.remove()
         del scheduler.step
@@ -126,7 +132,7 @@ def deviation(guidance: Guidance, parts: Sequence[Tensor], model_output: Tensor)
     return gap / allowed
 
 
-def guidance_of(record: Recording, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
+def guidance_of(record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
     """The guidance that reproduces a recorded step, and for how many samples the step was.
 
     Args:
@@ -136,8 +142,6 @@ def guidance_of(record: Recording, settings: Mapping[str, Any]) -> tuple[Guidanc
     Raises:
         ValueError: if none does.
     """
-    assert record.model_output is not None, "the scheduler was not reached"
-    assert record.sample is not None, "the scheduler was not reached"
     outputs = [output for _, output in record.calls]
     total, rows, channels = sum(map(len, outputs)), len(record.sample), record.sample.shape[1]
     embedded = record.calls[0][0].get("guidance")
@@ -162,9 +166,8 @@ def guidance_of(record: Recording, settings: Mapping[str, Any]) -> tuple[Guidanc
     )
 
 
-def layout_from(record: Recording) -> Layout:
+def layout_from(record: Recorded) -> Layout:
     """How the recorded state stands for an image: as it is, or as 2×2 patches whose places the network was told."""
-    assert record.sample is not None, "the scheduler was not reached"
     shape = tuple(record.sample.shape[1:])
     places = record.calls[0][0].get("img_ids")
     if len(shape) != 2 or places is None:
@@ -173,8 +176,50 @@ def layout_from(record: Recording) -> Layout:
     return Tokens((shape[1] // 4, 2 * high, 2 * wide), 2)
 
 
+def rebuild(module: nn.Module, record: Recorded, guidance: Guidance, samples: int) -> Guided:
+    """The network's calls of a step as a function of state and time."""
+    calls = []
+    for given, output in record.calls:
+        conditions = {name: value for name, value in given.items() if name != "return_dict"}
+        state, time = conditions.pop(state_name(module)), torch.as_tensor(conditions.pop(TIME))
+        # The model sees the scheduler's timestep itself, or a thousandth of it; half precision blurs which.
+        unit = 10.0 ** round(math.log10(abs(float(time.flatten()[0]) / record.timestep)))
+        precision = time.dtype if time.is_floating_point() else torch.float32
+        calls.append(
+            Call(module, conditions, len(output) // samples, samples, unit, state.device, state.dtype, precision)
+        )
+    return Guided(tuple(calls), guidance, layout=layout_from(record))
+
+
+def check_rebuilt(network: Guided, record: Recorded, samples: int) -> None:
+    """Refuse a rebuilt network that does not give what the pipeline had in another step.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    given = record.calls[0][0]
+    inputs, state = given[state_name(network.calls[0].module)][:samples], record.sample[:samples]
+    if inputs.shape != state.shape:
+        raise ValueError(
+            f"pipe: its network is given {tuple(inputs.shape[1:])} for a state of {tuple(state.shape[1:])}; "
+            "allowed are networks of the state alone (no inpainting channels)"
+        )
+    layout = network.layout or Plain(tuple(state.shape[1:]))
+    times = torch.full((samples,), record.timestep, dtype=torch.float64)
+    with torch.no_grad():
+        made = layout.pack(network(layout.unpack(inputs.float()), times))
+    expected = record.model_output[:samples].float()
+    eps = min(200.0 * torch.finfo(record.model_output.dtype).eps, 0.02)
+    gap, size = float((made - expected).norm()), float(expected.norm())
+    if not gap <= eps * (1.0 + 2.0 * abs(network.guidance.weight)) * max(size, 1e-12):
+        raise ValueError(
+            f"pipe: rebuilt from its first step, its network is off by {gap / max(size, 1e-12):.1%} in the second; "
+            "allowed are conditions that stay the same from step to step, and networks in evaluation mode"
+        )
+
+
 def capture(pipe: Any, scheduler: Any, **call: Any) -> Capture:
-    """Run one step of a pipeline and rebuild its denoiser.
+    """Run two steps of a pipeline and rebuild its denoiser.
 
     Args:
         pipe: the pipeline; it is left as it was.
@@ -193,21 +238,17 @@ def capture(pipe: Any, scheduler: Any, **call: Any) -> Capture:
     before = pipe.scheduler
     pipe.scheduler = scheduler
     try:
-        with recording(module, scheduler) as record:
+        with recording(module, scheduler) as steps:
             pipe(**call)
     finally:
         pipe.scheduler = before
-    if not record.complete or not record.calls:
-        raise ValueError(f"pipe = {type(pipe).__name__}: did not call its network and its scheduler")
-    guidance, samples = guidance_of(record, bound.arguments)
-    calls = []
-    for given, output in record.calls:
-        state = given.pop(state_name(module))
-        time = torch.as_tensor(given.pop(TIME)).flatten()[0]
-        given.pop("return_dict", None)
-        calls.append(Call(module, given, len(output) // samples, samples, float(time) / record.timestep, state.device))
-    layout = layout_from(record)
-    family = family_of(scheduler)
-    assert record.sample is not None, "the scheduler was not reached"
-    network = Guided(tuple(calls), guidance, layout=layout)
-    return Capture(family, network, layout.shape, record.sample.device)
+    if len(steps) < 2 or not all(step.calls for step in steps):
+        raise ValueError(
+            f"pipe = {type(pipe).__name__}: did not call its network and its scheduler in each of two steps"
+        )
+    first, second = steps
+    guidance, samples = guidance_of(first, bound.arguments)
+    network = rebuild(module, first, guidance, samples)
+    check_rebuilt(network, second, samples)
+    assert network.layout is not None, "a recorded state has a layout"
+    return Capture(family_of(scheduler), network, network.layout.shape, first.sample.device)

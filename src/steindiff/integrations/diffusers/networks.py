@@ -49,6 +49,8 @@ class Call:
         batch: for how many samples the conditions were made.
         unit: what a scheduler's timestep is multiplied with before the model sees it.
         device: where the model's inputs must be; None: where its parameters are.
+        dtype: of the state the model takes; None: that of its parameters.
+        time_dtype: of the time it takes.
     """
 
     module: nn.Module
@@ -57,16 +59,18 @@ class Call:
     batch: int = 1
     unit: float = 1.0
     device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    time_dtype: torch.dtype = torch.float32
 
     def __call__(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, under the conditions of `samples`, once per copy."""
         parameter = next(self.module.parameters())
-        device = self.device or parameter.device
+        device, dtype = self.device or parameter.device, self.dtype or parameter.dtype
         rows = torch.as_tensor(samples) % self.batch
         rows = torch.cat([rows + k * self.batch for k in range(self.copies)])
         state = {
-            state_name(self.module): torch.cat([x.to(device, parameter.dtype)] * self.copies),
-            TIME: torch.cat([(t * self.unit).to(device, torch.float32)] * self.copies),
+            state_name(self.module): torch.cat([x.to(device, dtype)] * self.copies),
+            TIME: torch.cat([t.to(device, self.time_dtype) * self.unit] * self.copies),
         }
         bound = pick(self.conditions, rows, self.copies * self.batch)
         out = self.module(**state, **{**bound, "return_dict": False})[0]
