@@ -82,11 +82,7 @@ class Hutchinson(Probe):
     chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.probes < 1 or self.probes % self.directions.group:
-            raise ValueError(
-                f"probes = {self.probes}: allowed are positive multiples of {self.directions.group} "
-                f"with {self.directions!r}"
-            )
+        self.directions.check(self.probes)
         if self.chunk is not None and self.chunk < 1:
             raise ValueError(f"chunk = {self.chunk}: allowed are whole numbers >= 1, or None")
 

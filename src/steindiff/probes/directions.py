@@ -24,6 +24,15 @@ class Directions(ABC):
         """Size of a group of dependent directions."""
         return 1
 
+    def check(self, num: int) -> None:
+        """Refuse a number of probes that is not a positive multiple of the group size.
+
+        Raises:
+            ValueError: naming the number and what is allowed.
+        """
+        if num < 1 or num % self.group:
+            raise ValueError(f"probes = {num}: allowed are positive multiples of {self.group} with {self!r}")
+
     @abstractmethod
     def fill(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         """One direction for every sample, of the given shape `(B, *)`."""
@@ -37,13 +46,9 @@ class Directions(ABC):
         Raises:
             ValueError: if `num` is not a positive multiple of the group size.
         """
-        if num < 1 or num % self.group:
-            raise ValueError(f"probes = {num}: allowed are positive multiples of {self.group} with {self!r}")
+        self.check(num)
         offset, total = shard(x)
-        rows = [
-            self.fill((total, *x.shape[1:]), x.dtype, generator)[offset : offset + len(x)]
-            for _ in range(num // self.group)
-        ]
+        rows = [self.fill((total, *x.shape[1:]), x.dtype, generator)[offset : offset + len(x)] for _ in range(num)]
         return torch.stack(rows).to(x.device)
 
 
@@ -90,5 +95,6 @@ class Antithetic(Directions):
         return self.of.fill(shape, dtype, generator)
 
     def draw(self, num: int, x: Tensor, generator: torch.Generator) -> Tensor:
-        v = super().draw(num, x, generator)
+        self.check(num)
+        v = self.of.draw(num // 2, x, generator)
         return torch.stack([v, -v], dim=1).flatten(0, 1)

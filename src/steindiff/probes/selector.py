@@ -100,7 +100,7 @@ def select(
     agree with a central difference along the same direction.
 
     Args:
-        step: a step of the run to come; one with a stage.
+        step: a step of the run to come; one with a stage, whose denoiser accepts a single sample.
         x: its states, `(B, *)`.
         level: their level.
         probes: number m of directions.
