@@ -223,6 +223,7 @@ def test_calibrate_leaves_the_pipeline_as_it_was():
     assert pipe.scheduler is scheduler
     assert dict(pipe.config) == config
     assert "step" not in vars(scheduler)
+    assert all(parameter.requires_grad for parameter in pipe.unet.parameters())
     assert not network_of(pipe)._forward_hooks
 
 

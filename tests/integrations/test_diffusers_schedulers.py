@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -318,12 +319,13 @@ def test_positional_arguments_and_unknown_ones(host: Host):
 
 
 @four
-def test_deepcopy_in_mid_run(host: Host):
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))], ids=["deepcopy", "pickle"])
+def test_copies_in_mid_run(host: Host, copied: Any):
     stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
     stein.set_timesteps(5)
     half = 2 * stein.order
     x = loop(stein, start(), times=stein.timesteps[:half])[-1]
-    twin = copy.deepcopy(stein)
+    twin = copied(stein)
     ends = [loop(s, x, times=s.timesteps[half:])[-1] for s in (stein, twin)]
     assert torch.equal(*ends)
 
@@ -513,6 +515,15 @@ def test_stochastic_variants_are_refused_in_analytical_mode():
 def test_unknown_schedulers_are_refused():
     with pytest.raises(ValueError, match="scheduler = VQDiffusionScheduler: allowed are"):
         ours.family_of(diffusers.VQDiffusionScheduler(num_vec_classes=8))
+
+
+def test_clipped_cosine_schedules_start_where_stock_does():
+    """DeepFloyd's configuration: without the clip σ/α would start at 20,000."""
+    stock = diffusers.DPMSolverMultistepScheduler(beta_schedule="squaredcos_cap_v2", lambda_min_clipped=-5.1)
+    stock.set_timesteps(20)
+    schedule = ours.family_of(stock).schedule
+    assert schedule.level(schedule.t_max).lam == pytest.approx(-5.1, abs=1e-6)
+    assert schedule.ratio_max == pytest.approx(float(stock.sigmas[0]), rel=0.05)
 
 
 def test_karras_grid_of_the_family_is_the_stock_grid():

@@ -14,7 +14,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steindiff.denoisers import (
@@ -160,7 +160,11 @@ def family_of(scheduler: Any) -> Family:
         unit = config["num_train_timesteps"]
         return FlowMatching(config, Flow(1.0 / unit, 1.0 - 1.0 / unit))
     if hasattr(scheduler, "alphas_cumprod"):
-        return VariancePreserving(config, Discrete(tuple(scheduler.alphas_cumprod.double().tolist())))
+        schedule = Discrete(tuple(scheduler.alphas_cumprod.double().tolist()))
+        # Cosine schedules end so close to α = 0 that their schedulers leave the end out.
+        if config.get("lambda_min_clipped", -math.inf) > schedule.level(schedule.t_max).lam:
+            schedule = replace(schedule, t_max=schedule.time(config["lambda_min_clipped"]))
+        return VariancePreserving(config, schedule)
     raise ValueError(
         f"scheduler = {type(scheduler).__name__}: allowed are schedulers with alphas_cumprod (variance preserving), "
         "with use_flow_sigmas or of FlowMatch type, and EDM schedulers"
