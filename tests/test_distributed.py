@@ -11,7 +11,9 @@ import torch.multiprocessing as mp
 
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
+from steindiff.bases import Identity
 from steindiff.corrections import Relaxation
+from steindiff.corrections.balance import Balance
 from steindiff.denoisers import X0
 from steindiff.probes import JVP, VJP, Antithetic, Exact, FiniteDifference, Normal
 from steindiff.schedules import VP
@@ -36,6 +38,9 @@ def results(x: torch.Tensor) -> dict[str, torch.Tensor]:
             out = sample(X0(Nonlinear()), x, levels, SOLVERS[solver], relaxation)
             found[f"{name} {solver} x"] = out.x
             found[f"{name} {solver} gamma"] = torch.stack([row["gamma"] for row in out.statistics[:-1]])
+    out = sample(X0(Nonlinear()), x, levels, SOLVERS["dpmpp-2m"], Balance(Identity((6,)), torch.full((1, 1), 0.5)))
+    found["balance x"] = out.x
+    found["balance rho"] = torch.stack([torch.stack([row["rho"], row["error"]]) for row in out.statistics])
     return found
 
 
