@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from steindiff import sample, zoo
 from steindiff.calibrate import calibrate
-from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
-from steindiff.grids import LogSNR
+from steindiff.grids import Karras, LogSNR
 from steindiff.solvers import DPMSolverMultistep
 from steindiff.subjects import embedded
 from steindiff.survey import survey
@@ -19,7 +20,7 @@ diffusers = pytest.importorskip("diffusers")
 from steindiff.integrations import diffusers as ours  # noqa: E402
 from steindiff.integrations.diffusers.tiny import quiet  # noqa: E402
 
-QUICK = {"seeds": range(2), "steps": 3, "batch": 2, "grid": LogSNR(), "class_labels": [0, 1]}
+QUICK = {"seeds": range(2), "steps": 4, "batch": 2, "grid": LogSNR(), "class_labels": [0, 1]}
 
 
 def pixels(x: torch.Tensor) -> torch.Tensor:
@@ -27,33 +28,45 @@ def pixels(x: torch.Tensor) -> torch.Tensor:
     return ((x / 2 + 0.5).clamp(0, 1) * 255).round()
 
 
-@pytest.mark.parametrize(("name", "guidance"), [("cifar10", 1.0), ("fashion", 1.0), ("fashion", 2.0)])
-def test_exported_pipeline_gives_the_images_of_our_loop(name: str, guidance: float):
-    """Equal images have equal FID, so a gain measured on our loop is the pipeline's gain."""
-    pipe, subject = quiet(ours.export(zoo.load(name))), embedded(name, guidance)
-    calibration = ours.calibrate(pipe, nfe=3, **QUICK, guidance_scale=guidance)
+def test_cifar10_pipeline_gives_the_images_of_our_loop(tmp_path):
+    """Plain on the EDM grid and calibrated as shipped: equal images have equal FID, so the gain is the same."""
+    subject, solver = embedded("cifar10"), DPMSolverMultistep(2)
+    calibration = subject.calibrations(solver, 5)
+    assert calibration is not None, "the package ships a calibration for 5 evaluations"
+    latents = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))
+    ends = []
+    for used, levels in ((None, Karras()(subject.schedule, 5)), (calibration, calibration.levels)):
+        pipe = quiet(ours.export(zoo.load("cifar10"), used))
+        images = pipe([0, 1], latents=latents, num_inference_steps=5, output_type="latent").images
+        x = latents * float(pipe.scheduler.init_noise_sigma)
+        mine = sample(subject.denoisers([0, 1]), x, levels, solver, None if used is None else Replay(used)).x
+        assert float((images - mine).norm() / mine.norm()) < 1e-5
+        assert (pixels(images) - pixels(mine)).abs().max() <= 1
+        ends.append(images)
+    assert float((ends[0] - ends[1]).norm() / ends[0].norm()) > 0.05
+    with pytest.raises(ValueError, match="guidance: measured with 1 conditions a sample, this run has 2"):
+        pipe([0, 1], guidance_scale=2.0, num_inference_steps=5)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_a_calibrated_pipeline_gives_the_images_of_our_loop(guidance: float):
+    pipe, subject = quiet(ours.export(zoo.load("fashion"))), embedded("fashion", guidance)
+    calibration = ours.calibrate(pipe, nfe=4, **QUICK, guidance_scale=guidance)
     assert calibration.settings["guidance"]["copies"] == (1 if guidance == 1.0 else 2)
     latents = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))
-    call = {"guidance_scale": guidance, "latents": latents, "num_inference_steps": 3, "output_type": "latent"}
-    empty = Calibration.empty(calibration.solver, calibration.levels, calibration.basis)
-    ends = []
-    for used in (calibration, empty):
-        settings = {**used.settings, "network": calibration.settings["network"]}
-        settings["guidance"] = calibration.settings["guidance"]
-        installed = Calibration(used.solver, used.levels, used.basis, used.rho, used.gamma, settings=settings)
-        with ours.stabilize(pipe, installed):
-            images = pipe([0, 1], **call).images
-            x = latents * float(pipe.scheduler.init_noise_sigma)
-        mine = sample(subject.denoisers([0, 1]), x, used.levels, used.solver, Replay(used)).x
-        # From ε at the first level, where α = 0.006, the image follows only up to float32 rounding times 1/α.
-        assert float((images - mine).norm() / mine.norm()) < (1e-5 if name == "cifar10" else 5e-5)
-        assert torch.equal(pixels(images), pixels(mine)) or (pixels(images) - pixels(mine)).abs().max() <= 1
-        ends.append(images)
-    assert not torch.equal(*ends), "the calibration must do something for this to be a test"
+    call = {"guidance_scale": guidance, "latents": latents, "num_inference_steps": 4, "output_type": "latent"}
+    with ours.stabilize(pipe, calibration):
+        images = pipe([0, 1], **call).images
+    mine = sample(subject.denoisers([0, 1]), latents, calibration.levels, calibration.solver, Replay(calibration)).x
+    # From ε at the first level, where α = 0.006, the image follows only up to float32 rounding times 1/α.
+    assert float((images - mine).norm() / mine.norm()) < 5e-5
+    assert (pixels(images) - pixels(mine)).abs().max() <= 1
+    plain = sample(subject.denoisers([0, 1]), latents, calibration.levels, calibration.solver).x
+    assert float((images - plain).norm() / plain.norm()) > 0.01
 
 
-def test_a_shipped_calibration_goes_with_the_pipeline(tmp_path):
-    """A calibration of the model made without any pipeline is put into the scheduler, and saved with it."""
+def test_a_calibration_made_without_a_pipeline_goes_with_it(tmp_path):
+    """It is put into the scheduler, saved with the pipeline, and checked against model and guidance."""
     subject = embedded("fashion")
     denoisers, schedule, shape = subject.denoisers, subject.schedule, subject.shape
     measured = survey(denoisers, schedule, shape, seeds=range(4), batch=4, steps=6, stations=0)
@@ -62,12 +75,18 @@ def test_a_shipped_calibration_goes_with_the_pipeline(tmp_path):
     latents = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))
     call = {"latents": latents, "num_inference_steps": 4, "output_type": "latent"}
     images = pipe([0, 1], **call).images
-    mine = sample(subject.denoisers([0, 1]), latents, calibration.levels, calibration.solver, Replay(calibration)).x
-    assert float((images - mine).norm() / mine.norm()) < 5e-5
     pipe.save_pretrained(tmp_path)
-    assert torch.equal(quiet(ours.ClassConditionalPipeline.from_pretrained(tmp_path))([0, 1], **call).images, images)
+    again = quiet(ours.ClassConditionalPipeline.from_pretrained(tmp_path))
+    ours.stabilize(again)
+    assert torch.equal(again([0, 1], **call).images, images)
     with pytest.raises(ValueError, match=r"shape: measured for \(1, 28, 28\), asked for \(3, 32, 32\)"):
         ours.export(zoo.load("cifar10"), calibration)
+    with pytest.raises(ValueError, match=r"guidance = 3\.0: allowed is 1"):
+        ours.export(zoo.load("fashion"), replace(calibration, settings={"guidance": 3.0}))
+    other = zoo.load("fashion")
+    other.network.leave.weight.data.mul_(-1.0)
+    with pytest.raises(ValueError, match="model: fingerprint differs by"):
+        ours.export(other, calibration)
 
 
 def test_saved_and_loaded(tmp_path):

@@ -3,7 +3,7 @@ r"""The networks of the zoo as diffusers pipelines, to be saved, loaded and samp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,10 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from steindiff.calibration import Calibration
-from steindiff.integrations.diffusers.networks import denoiser
-from steindiff.integrations.diffusers.pipelines import scheduler_for
+from steindiff.integrations.diffusers.networks import Guidance, denoiser
+from steindiff.integrations.diffusers.pipelines import scheduler_for, stabilize
 from steindiff.integrations.diffusers.schedulers import PUBLIC
+from steindiff.integrations.identity import identify
 from steindiff.solvers import DPMSolverMultistep
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise
 
@@ -157,10 +158,11 @@ def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None
 
     Args:
         network: from `steindiff.zoo.load`; its parameters are shared, not copied.
-        calibration: put into the scheduler, e.g. one that ships with the network; None: plain DPM-Solver++(2M).
+        calibration: installed, e.g. one that ships with the network; None: plain DPM-Solver++(2M).
 
     Raises:
-        ValueError: if the calibration is of another model, or of a solver diffusers has no scheduler for.
+        ValueError: if the calibration is of another model, of a guided one, or of a solver diffusers has no scheduler
+            for.
     """
     time = {} if isinstance(network, EDMPrecond) else {"time_scale": 2.0 / network.steps, "time_shift": -1.0}
     with torch.device("meta"):
@@ -169,10 +171,14 @@ def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None
     stock: Any = EDMDPMSolverMultistepScheduler(sigma_data=getattr(network, "sigma_data", 0.5))
     if isinstance(network, VPNoise):
         stock = DDIMScheduler(network.steps, *network.betas)
-    solver = DPMSolverMultistep(2) if calibration is None else calibration.solver
-    scheduler = scheduler_for(stock, solver)
+    pipe = ClassConditionalPipeline(unet.eval(), scheduler_for(stock, DPMSolverMultistep(2)))
     if calibration is not None:
-        seed = torch.zeros(1, dtype=torch.int64, device=unet.device)  # the label of seed 0, under which it was measured
-        calibration.check(denoiser=denoiser(unet, scheduler, class_labels=seed), shape=network.shape)
-        scheduler = type(scheduler).from_config(scheduler.config, stein_calibration=calibration)
-    return ClassConditionalPipeline(unet.eval(), scheduler)
+        first = torch.zeros(1, dtype=torch.int64, device=unet.device)  # the label of seed 0
+        calibration.check(denoiser=denoiser(unet, pipe.scheduler, class_labels=first), shape=network.shape)
+        if calibration.settings.get("guidance", 1.0) != 1.0:
+            raise ValueError(
+                f"guidance = {calibration.settings['guidance']}: allowed is 1, calibrate the pipeline instead"
+            )
+        known = {"network": identify(unet), "guidance": Guidance().describe()}
+        stabilize(pipe, replace(calibration, settings={**calibration.settings, **known}))
+    return pipe
