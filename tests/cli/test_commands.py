@@ -102,6 +102,14 @@ def test_calibrate_then_sample(steindiff, tmp_path):
     wrong = steindiff(f"sample --model fashion --calibration {path} --num 2 --out {tmp_path / 'other'}")
     assert wrong.code == 1
     assert "calibration does not fit: shape" in wrong.err
+    wrong = steindiff(f"sample --model digits --guidance 2 --calibration {path} --num 2 --out {tmp_path / 'other'}")
+    assert "guidance: measured with 1.0, asked for 2.0" in wrong.err
+    done = steindiff(
+        f"compare --model hungry --nfe 3,4 --num 4 --batch 4 --calibration {path} --json --out {tmp_path / 'c'}"
+    )
+    titles = [(row["title"], row["nfe"]) for row in json.loads(done.out)["rows"]]
+    assert ("calibrated", 4) in titles
+    assert ("calibrated", 3) not in titles
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 99}'])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -187,3 +188,15 @@ def test_interrupt_leaves_whole_files(name):
         assert "interrupted" in done.stderr
         found = sorted(path.name for path in Path(place).rglob("*") if path.is_file())
         assert found in (["000000.png", "000001.png", "sampling.json"], ["archive.npz"])
+
+
+def test_shell_completion():
+    environment = {
+        **os.environ,
+        "_STEINDIFF_COMPLETE": "complete_bash",
+        "COMP_WORDS": "steindiff compare --model ",
+        "COMP_CWORD": "3",
+    }
+    command = [sys.executable, "-c", "from steindiff.cli import main; main()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["cifar10", "fashion"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
+from steindiff.calibration import Calibration
 from steindiff.compare import METHODS, Subject
 from steindiff.discovery import named
 from steindiff.grids import GRIDS
@@ -32,8 +35,8 @@ Batch = Annotated[int, typer.Option(help="Images evaluated together; halved wher
 Method = Annotated[
     str, typer.Option(help=f"How to sample: {', '.join(METHODS)}.", autocompletion=lambda: list(METHODS))
 ]
-CalibrationFile = Annotated[
-    Path | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")
+Calibrations = Annotated[
+    list[Path] | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -82,3 +85,24 @@ def seeds(num: int, seed: int) -> range:
 def subject(model: str, guidance: float, device_name: str) -> Subject:
     """The model meant, on its device."""
     return named("model", model, MODELS)(guidance=guidance, device=device(device_name))
+
+
+def with_calibrations(subject: Subject, paths: Sequence[Path], guidance: float) -> tuple[Subject, list[Calibration]]:
+    """The subject with calibrations from files before the shipped ones, and what the files held.
+
+    Raises:
+        ValueError: if a file is damaged or was measured for something else.
+    """
+    loaded = [Calibration.load(path) for path in paths]
+    for path, own in zip(paths, loaded, strict=True):
+        seed = own.settings.get("seed", 0)  # its label is the one the model was recognised by
+        try:
+            own.check(denoiser=subject.denoisers([seed]), shape=subject.shape, settings={"guidance": guidance})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    table = {(own.solver, own.nfe): own for own in loaded}
+    shipped = subject.calibrations
+    return (
+        dataclasses.replace(subject, calibrations=lambda solver, nfe: table.get((solver, nfe)) or shipped(solver, nfe)),
+        loaded,
+    )

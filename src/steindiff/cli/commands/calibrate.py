@@ -77,7 +77,7 @@ def command(
                 batch=batch,
                 power=power,
                 device=subject.device,
-                settings={"guidance": guidance},
+                settings={"model": model, "guidance": guidance, "seed": seed},
                 callback=step,
             )
             path = out / f"{model}-{solver}-{budget}.json"

@@ -27,6 +27,7 @@ EXAMPLES = (
     "steindiff compare",
     "steindiff compare --nfe 4,5,6,8 --num 256 --device cuda",
     "steindiff compare --model fashion --solver ddim --out fashion-report",
+    "steindiff compare --guidance 2 --nfe 6 --calibration guided/cifar10-dpmpp-2m-6.json",
     "steindiff compare --num 16 --json | jq '.rows[] | [.title, .frechet]'",
 )
 
@@ -92,6 +93,7 @@ def command(
     device: options.Device = "auto",
     guidance: options.Guidance = 1.0,
     batch: Annotated[int | None, typer.Option(help="Images evaluated together; halved where memory runs out.")] = None,
+    calibration: options.Calibrations = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png and results.json.")] = Path(
         "steindiff-out"
     ),
@@ -108,7 +110,7 @@ def command(
     kind = place.partition(":")[0]
     num, batch = NUMS[kind] if num is None else num, BATCHES[kind] if batch is None else batch
     seeds = options.seeds(num, seed)
-    subject = options.subject(model, guidance, place)
+    subject, _ = options.with_calibrations(options.subject(model, guidance, place), calibration or [], guidance)
     folder(out)
     with progress() as bar:
         task = bar.add_task(f"{model}, {len(seeds)} seeds", total=None)

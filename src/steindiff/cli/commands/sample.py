@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json as jsons
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ import numpy as np
 import typer
 from torch import Tensor
 
-from steindiff.calibration import Calibration
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
 from steindiff.compare import METHODS, Plan, Subject, sample_parts
@@ -131,7 +129,7 @@ def command(
     solver: options.Solver = "dpmpp-2m",
     nfe: options.Nfe = 5,
     method: options.Method = "calibrated",
-    calibration: options.CalibrationFile = None,
+    calibration: options.Calibrations = None,
     num: options.Num = 16,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -146,11 +144,9 @@ def command(
     seeds = options.seeds(num, seed)
     subject = options.subject(model, guidance, device)
     chosen = named("solver", solver, SOLVERS)
-    if calibration is not None:
-        own = Calibration.load(calibration)
-        own.check(denoiser=subject.denoisers([0]), shape=subject.shape)
-        subject = dataclasses.replace(subject, calibrations=lambda solver, nfe: own)
-        chosen, nfe, method = own.solver, own.nfe, "calibrated"
+    if calibration:
+        subject, loaded = options.with_calibrations(subject, calibration, guidance)
+        chosen, nfe, method = loaded[-1].solver, loaded[-1].nfe, "calibrated"
     planned = plan(subject, method, chosen, nfe)
     facts = {"model": model, "solver": repr(chosen), "nfe": nfe, "method": method, "guidance": guidance}
     store = (Archive if out.suffix == ".npz" else Images)(out, facts)
