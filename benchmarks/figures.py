@@ -88,12 +88,12 @@ def plot_calibration(nfe: int) -> None:
     assert isinstance(shipped.basis, DCT)
     figure, (grids, factors) = plt.subplots(1, 2, figsize=(10, 3.4))
     rows = {
-        "EDM": solver.levels(GRIDS["edm"], EDM(), nfe),
-        "log-SNR": solver.levels(GRIDS["logsnr"], EDM(), nfe),
+        "EDM": solver.levels(GRIDS["edm-min"], EDM(), nfe),
+        "log-SNR": solver.levels(GRIDS["logsnr-min"], EDM(), nfe),
         "Stein": shipped.levels,
     }
     for height, levels in enumerate(rows.values()):
-        sigmas = [level.sigma for level in levels if level.sigma > 0]
+        sigmas = [level.sigma for level in levels[:-1]]
         grids.plot(sigmas, [height] * len(sigmas), "o-", lw=1)
     grids.set(xscale="log", xlabel="σ of the evaluations", title=f"where {nfe} evaluations go")
     grids.set_yticks(range(len(rows)), list(rows))
