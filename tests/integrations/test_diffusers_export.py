@@ -28,24 +28,24 @@ def pixels(x: torch.Tensor) -> torch.Tensor:
     return ((x / 2 + 0.5).clamp(0, 1) * 255).round()
 
 
-def test_cifar10_pipeline_gives_the_images_of_our_loop(tmp_path):
+def test_cifar10_pipeline_gives_the_images_of_our_loop():
     """Plain on the EDM grid and calibrated as shipped: equal images have equal FID, so the gain is the same."""
     subject, solver = embedded("cifar10"), DPMSolverMultistep(2)
     calibration = subject.calibrations(solver, 5)
     assert calibration is not None, "the package ships a calibration for 5 evaluations"
-    latents = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))
+    latents = torch.randn(1, *subject.shape, generator=torch.Generator().manual_seed(0))
     ends = []
     for used, levels in ((None, Karras()(subject.schedule, 5)), (calibration, calibration.levels)):
         pipe = quiet(ours.export(zoo.load("cifar10"), used))
-        images = pipe([0, 1], latents=latents, num_inference_steps=5, output_type="latent").images
+        images = pipe([0], latents=latents, num_inference_steps=5, output_type="latent").images
         x = latents * float(pipe.scheduler.init_noise_sigma)
-        mine = sample(subject.denoisers([0, 1]), x, levels, solver, None if used is None else Replay(used)).x
+        mine = sample(subject.denoisers([0]), x, levels, solver, None if used is None else Replay(used)).x
         assert float((images - mine).norm() / mine.norm()) < 1e-5
         assert (pixels(images) - pixels(mine)).abs().max() <= 1
         ends.append(images)
     assert float((ends[0] - ends[1]).norm() / ends[0].norm()) > 0.05
     with pytest.raises(ValueError, match="guidance: measured with 1 conditions a sample, this run has 2"):
-        pipe([0, 1], guidance_scale=2.0, num_inference_steps=5)
+        pipe([0], guidance_scale=2.0, num_inference_steps=5)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])

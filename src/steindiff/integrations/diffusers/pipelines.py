@@ -68,18 +68,19 @@ def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
     raise ValueError(f"solver = {solver!r}: with this scheduler's family allowed are {allowed}")
 
 
-def scheduler_for(scheduler: Any, solver: Solver, *, to_zero: bool = True) -> Any:
-    """The corrected scheduler that runs `solver` on the process of `scheduler`, without a calibration yet.
+def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | None = None) -> Any:
+    """The corrected scheduler that runs `solver` on the process of `scheduler`.
 
     Args:
         scheduler: any scheduler of a known family.
         solver: what to run.
-        to_zero: whether runs end at σ = 0.
+        calibration: put into it; None: plain, to σ = 0.
 
     Raises:
-        ValueError: if diffusers has no scheduler for the two.
+        ValueError: if diffusers has no scheduler for the two, or the calibration does not fit them.
     """
     family = family_of(scheduler)
+    to_zero = calibration is None or calibration.levels[-1].sigma == 0.0
     host, settings = host_of(solver, edm=isinstance(family, EDMFamily))
     if isinstance(solver, Heun):
         if isinstance(family, FlowMatching) or not to_zero:
@@ -92,8 +93,9 @@ def scheduler_for(scheduler: Any, solver: Solver, *, to_zero: bool = True) -> An
             "prediction_type": "flow_prediction",
             "flow_shift": float(scheduler.config.get("flow_shift", scheduler.config.get("shift", 1.0))),
         }
-    bare = {"stein_calibration": None, "stein_analytical": False}
-    return host.from_config(scheduler.config, **settings, **bare)
+    settings |= {"stein_calibration": calibration, "stein_analytical": False}
+    # With its class's name the settings only that class knows are carried along without a warning.
+    return host.from_config({**scheduler.config, "_class_name": type(scheduler).__name__}, **settings)
 
 
 @contextmanager
@@ -336,9 +338,7 @@ def stabilize(pipe: Any, calibration: Calibration | None = None) -> Stabilized:
         )
     module = network_of(pipe)
     check_identity(calibration.settings["network"], module)
-    to_zero = calibration.levels[-1].sigma == 0.0
-    bare = scheduler_for(pipe.scheduler, calibration.solver, to_zero=to_zero)
-    scheduler = type(bare).from_config(bare.config, stein_calibration=calibration)
+    scheduler = scheduler_for(pipe.scheduler, calibration.solver, calibration)
     return Stabilized(pipe, scheduler, GuidanceGuard(module, Guidance(**calibration.settings["guidance"])))
 
 
