@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from problems import FLOAT, Nonlinear
 from torch import Tensor
 
+from problems import FLOAT, Nonlinear
 from steindiff import sample
 from steindiff.denoisers import X0, EDMDenoiser, Epsilon, FlowVelocity, Preconditioned, Velocity
 from steindiff.grids import Karras, LogSNR
