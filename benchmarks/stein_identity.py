@@ -1,6 +1,6 @@
 """Stein's identity on the embedded CIFAR-10 network, level by level.
 
-    python benchmarks/stein_identity.py --images 128 --probes 1
+    python benchmarks/stein_identity.py --images 48 --batch 16
 
 For x = x* + σ ε and a denoiser D(x) = E[x* | x], Stein's identity gives E‖x − D‖² = σ² (d − E div D). The script
 noises real test images, estimates div D by Rademacher probes vᵀ(Jᵀv) (one VJP each) and writes the ratio of the two
