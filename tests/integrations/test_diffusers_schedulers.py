@@ -477,7 +477,8 @@ def test_other_resolutions_are_refused(host: Host):
         ),
         ("dpm", {"solver_type": "heun"}, "solver_type = 'heun'.*allows only 'midpoint'"),
         ("dpm", {"final_sigmas_type": "sigma_min"}, "final_sigmas_type = 'sigma_min'.*measured with 'zero'"),
-        ("dpm", {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, "alpha = .* FlowMatching"),
+        ("dpm", {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}, "but this FlowMatching scheduler"),
+        ("dpm", {"beta_schedule": "scaled_linear"}, r"at t = .* but this VariancePreserving scheduler has"),
         ("unipc", {"disable_corrector": [1]}, r"disable_corrector = \[1\].*allows only \[\]"),
         ("unipc", {"solver_type": "bh1"}, "final_sigmas_type = 'zero'.*allows only 'sigma_min'"),
         ("unipc", {"solver_type": "bh1", "final_sigmas_type": "sigma_min"}, "solver: measured with UniPCBh2"),
@@ -493,7 +494,7 @@ def test_calibrations_of_another_solver_or_process_are_refused(name: str, config
 
 def test_a_calibration_of_another_class_is_refused():
     host = HOSTS["dpm"]
-    with pytest.raises(ValueError, match="with EDMFamily schedulers alpha = 1"):
+    with pytest.raises(ValueError, match="but this EDMFamily scheduler has 1, 999"):
         HOSTS["edm"].stein(stein_calibration=random_calibration(host.stein(), host.solver))
 
 

@@ -330,7 +330,7 @@ def stabilize(pipe: Any, calibration: Calibration | None = None) -> Stabilized:
                 "calibration = None: the pipeline's scheduler carries none either; make one with calibrate"
             )
         calibration = Calibration.from_dict(carried)
-    missing = [name for name in ("network", "guidance") if name not in calibration.settings]
+    missing = [name for name in ("network", "guidance") if not isinstance(calibration.settings.get(name), dict)]
     if missing:
         raise ValueError(
             f"calibration: does not record its {' and '.join(missing)}, so it cannot be checked against a pipeline; "
