@@ -1,6 +1,6 @@
 """The paper's Stein relaxation, measured: coefficients, samples, probes, cost, Lipschitz constants.
 
-    python benchmarks/relaxation.py gamma digits ablation
+    python benchmarks/relaxation.py gamma decay digits cases ablation
     python benchmarks/relaxation.py cost lipschitz network
 
 Each section writes `results/relaxation_<section>.json`, and a plot beside it where there is one. Digits are
@@ -50,6 +50,7 @@ from steindiff.diagnostics import (
     sampled_gammas,
 )
 from steindiff.files import write_json
+from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.probes import JVP, VJP, Adaptive, Analytic, FiniteDifference, Normal, Rademacher, memory_per_sample
@@ -203,6 +204,42 @@ def ablation_section(samples: int = 400, repeats: int = 4) -> list[Record]:
                         "third_gamma_spread": float(third.std(0).mean() / third.mean()),
                     }
                 )
+    return records
+
+
+def cases_section() -> list[Record]:
+    """Two cases apart, on digits: VP run in batches of 100, and multistep solvers without their usual safeguard.
+
+    The batches show what the noise of γ does to a user of the paper's own coordinates. The safeguard is a last step to
+    σ = 0 together with a lower order at the end.
+    """
+    data, records = digits(), []
+    denoiser, reference = Empirical(data), Moments.of(data)
+    modes: dict[str, Correction] = {
+        "plain": Plain(),
+        "clamped": Relaxation(VJP(2)),
+        "clamped, normalised": Relaxation(VJP(2), coordinates=Normalised()),
+    }
+    cases: list[tuple[str, str, Solver, Levels]] = [
+        (f"vp, {steps} steps", name, SOLVERS[name], GRIDS["logsnr"](SCHEDULES["vp"], steps))
+        for steps in (5, 10)
+        for name in ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-2")
+    ]
+    for order in (2, 3):
+        for grid, bare in (("edm", Karras(to_zero=False)), ("logsnr", LogSNR(to_zero=False))):
+            solver = DPMSolverMultistep(order, lower_order_final=False)
+            cases.append((f"no safeguard, {grid} grid, 5 steps", f"dpmpp-{order}m", solver, bare(SCHEDULES["edm"], 5)))
+    for case, name, solver, levels in cases:
+        for mode, correction in modes.items():
+            runs = [
+                sample(denoiser, noise(range(k, k + 100), (64,), levels[0], torch.float64), levels, solver, correction)
+                for k in range(0, 600, 100)
+            ]
+            record: Record = {"case": case, "solver": name, "correction": mode, "samples": 600, "batch": 100}
+            record["frechet"] = frechet_distance(Moments.of(torch.cat([run.x for run in runs])), reference)
+            if mode != "plain":
+                record["first_gamma"] = numbers(run.statistics[0]["optimum"] for run in runs)
+            records.append(record)
     return records
 
 
@@ -366,6 +403,7 @@ SECTIONS: dict[str, Callable[[], list[Record]]] = {
     "gamma": gamma_section,
     "digits": digits_section,
     "ablation": ablation_section,
+    "cases": cases_section,
     "decay": decay_section,
     "cost": cost_section,
     "lipschitz": lipschitz_section,
