@@ -338,6 +338,22 @@ def test_half_precision_network():
     assert_close(half.float(), full, 0.2)
 
 
+@pytest.mark.parametrize("name", ["sd", "flux-cfg"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_calibrate_in_half_precision(name: str, dtype: torch.dtype):
+    """Guidance is still told apart, and the step still rebuilt, where rounding blurs both."""
+    case = CASES[name]
+    call = {k: v.to(dtype) if isinstance(v, Tensor) else v for k, v in case.call.items()}
+    pipe = case.make().to(dtype)
+    calibration = ours.calibrate(pipe, nfe=4, **QUICK, **call)
+    assert {key: calibration.settings["guidance"][key] for key in case.guidance} == case.guidance
+    scale = "true_cfg_scale" if name == "flux-cfg" else "guidance_scale"
+    with ours.stabilize(pipe, calibration):
+        assert run(pipe, 4, **call)[1].isfinite().all()
+        with pytest.raises(ValueError, match="guidance: measured with"):
+            run(pipe, 4, **{**call, scale: 9.0})
+
+
 # --- installing, saving, loading ----------------------------------------------------------------------------------
 
 

@@ -122,14 +122,12 @@ def parts_of(outputs: Sequence[Tensor], rows: int, channels: int) -> list[Tensor
 
 
 def deviation(guidance: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> float:
-    """How far off a guidance is, relative to what it adds and to what the dtype resolves; below 1 is a match."""
+    """How far off a guidance is, in units of what rounding in the pipeline's dtype explains; below 1 is a match."""
     given = model_output.float()
     gap = float((guidance.combine(parts) - given).norm())
-    size = max(float(part.norm()) for part in parts)
-    allowed = 8.0 * torch.finfo(model_output.dtype).eps * size * (1.0 + 2.0 * abs(guidance.weight)) + 1e-12
-    if guidance.copies == 2:
-        allowed += 1e-3 * guidance.weight * float((parts[0] - parts[1]).norm())
-    return gap / allowed
+    added = guidance.weight * float((parts[0] - parts[1]).norm()) if guidance.copies == 2 else 0.0
+    rounding = 4.0 * torch.finfo(model_output.dtype).eps * (float(given.norm()) + 2.0 * added)
+    return gap / (rounding + 1e-3 * added + 1e-12)
 
 
 def guidance_of(record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
@@ -157,9 +155,11 @@ def guidance_of(record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance
         tried = [Guidance(embedded=embedded)]
         if len(parts) == 2:
             tried = [Guidance(2, k, weight, rescale, embedded) for weight in weights for k in (1, 0)]
-        for guidance in tried:
-            if guidance.copies == len(parts) and deviation(guidance, parts, guided) < 1.0:
-                return guidance, samples
+        tried = [guidance for guidance in tried if guidance.copies == len(parts)]
+        # In half precision several may come close: take the closest.
+        best = min(tried, key=lambda guidance: deviation(guidance, parts, guided), default=None)
+        if best is not None and deviation(best, parts, guided) < 1.0:
+            return best, samples
     raise ValueError(
         f"pipe: its step cannot be rebuilt from {len(outputs)} network calls on {total} rows for {rows} states with "
         f"guidance weights {weights} and rescale {rescale}; allowed are no guidance and classifier-free guidance"
