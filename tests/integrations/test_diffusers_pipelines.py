@@ -72,6 +72,12 @@ CASES = {
         1,
         {"copies": 2, "conditional": 1, "weight": 5.0},
     ),
+    "sd3": Case(
+        tiny.stable_diffusion_3,
+        {**tiny.embeddings(pooled=True), **SIZE, "guidance_scale": 4.0},
+        1,
+        {"copies": 2, "conditional": 1, "weight": 4.0},
+    ),
     "dit": Case(
         tiny.dit, {"class_labels": [1, 2], "guidance_scale": 4.0}, 1, {"copies": 2, "conditional": 0, "weight": 4.0}
     ),

@@ -50,8 +50,8 @@ class Recorded:
 
     Attributes:
         calls: of the network: arguments by name, and output.
-        model_output: what the pipeline handed to the scheduler, with the two following.
-        timestep: …
+        model_output: what the pipeline made of the outputs and handed to the scheduler.
+        timestep: the scheduler's timestep.
         sample: the state.
     """
 

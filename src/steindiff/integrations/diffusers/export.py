@@ -36,13 +36,13 @@ class ZooUNet2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
     Args:
         shape: `(C, H, W)`.
         num_classes: K; label K, and no label, is the null label.
-        channels: see `steindiff.zoo.UNetConfig`, as for all further ones.
-        blocks: …
-        attention: …
-        head: …
-        embedding: …
-        groups: …
-        octaves: …
+        channels: this and the following as in `steindiff.zoo.UNetConfig`: width of each resolution.
+        blocks: residual blocks per resolution.
+        attention: which resolutions attend.
+        head: width of an attention head.
+        embedding: width of the condition.
+        groups: of the group normalisations.
+        octaves: range of the frequencies that embed the time.
         time_scale: a; the scheduler's timestep t reaches the network as a t + b.
         time_shift: b.
     """

@@ -21,6 +21,8 @@ from diffusers import (
     FluxTransformer2DModel,
     LDMPipeline,
     PNDMScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -200,6 +202,28 @@ def flux(seed: int = 0) -> FluxPipeline:
             tokenizer_2=None,
             transformer=transformer,
         )
+    )
+
+
+def stable_diffusion_3(seed: int = 0) -> StableDiffusion3Pipeline:
+    """Flow matching with guidance on latents 4×8×8; takes `prompt_embeds` and `pooled_prompt_embeds`, and negatives."""
+    torch.manual_seed(seed)
+    transformer = SD3Transformer2DModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=WIDTH,
+        caption_projection_dim=WIDTH,
+        pooled_projection_dim=WIDTH,
+        pos_embed_max_size=16,
+    )
+    text_parts = {f"{part}{k}": None for part in ("text_encoder", "tokenizer") for k in ("", "_2", "_3")}
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+    return quiet(
+        StableDiffusion3Pipeline(transformer=transformer, scheduler=scheduler, vae=autoencoder(), **text_parts)
     )
 
 
