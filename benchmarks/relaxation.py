@@ -290,7 +290,7 @@ def cost_section(batch: int = 2, repeats: int = 3) -> list[Record]:
 
 
 def lipschitz_section() -> list[Record]:
-    """Local Lipschitz constants along runs of DPM-Solver++ 2M: Fig. 3 of the paper, on what we have."""
+    """Local Lipschitz constants along runs of DPM-Solver++ 2M: Fig. 4 of the paper, on what we have."""
     records = []
     figure = Figure(figsize=(10, 8), layout="constrained")
     panels = figure.subplots(2, 2)

@@ -147,7 +147,7 @@ def test_certificate_refuses_a_wrong_number_of_constants():
 
 
 @pytest.mark.parametrize("grid", ["edm", "logsnr"])
-def test_figure_3_steps_expand_at_few_steps_and_still_at_many(grid: str):
+def test_figure_4_steps_expand_at_few_steps_and_still_at_many(grid: str):
     """On digits with DPM-Solver++: step refinement alone does not remove local expansion."""
     peaks = {}
     for steps in (6, 24):

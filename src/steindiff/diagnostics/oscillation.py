@@ -1,4 +1,4 @@
-r"""The paper's picture of a map that is not expansive and yet does not converge: T = −Id (Fig. 4)."""
+r"""The paper's picture of a map that is not expansive and yet does not converge: T = −Id (Fig. 3)."""
 
 from __future__ import annotations
 
