@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -144,6 +145,21 @@ def test_charts(page):
     assert page.locator("#chart-gamma circle").count() == 5
     page.locator("#chart-spectrum summary").click()
     assert page.locator("#chart-spectrum tbody tr").count() == 5 * 8
+
+
+def test_flat_charts_have_room(browser, tmp_path):
+    """γ = 1 at every step, one number of evaluations, no calibration: nothing may come out as NaN."""
+    bare = compare(subjects.subject(lambda solver, nfe: None), SOLVERS["ddim"], [2], range(2), lipschitz_seeds=0)
+    flat = dataclasses.replace(bare, rows=tuple(dataclasses.replace(row, gamma=(1.0, 1.0)) for row in bare.rows))
+    opened = browser.new_page()
+    troubles: list[str] = []
+    opened.on("console", lambda message: troubles.append(message.text))
+    opened.goto(f"file://{write(flat, tmp_path)[0]}")
+    assert opened.locator("#nfe").is_disabled()
+    assert opened.locator("#chart-gamma circle").count() > 0
+    assert opened.locator(".chart:visible").count() == 5
+    opened.close()
+    assert troubles == []
 
 
 @pytest.mark.parametrize("page", [{"color_scheme": "light"}, {"color_scheme": "dark"}], indirect=True)

@@ -16,7 +16,7 @@ SHOWN = 48
 """At most so many seeds are carried as pictures; the numbers are of all."""
 
 BLUR = (
-    "Why blur wins the distance column: mean-square error is smallest for the average of all images that fit, and an "
+    "The distance column rewards blur: mean-square error is smallest for the average of all images that fit, and an "
     "average is blurred; so a smooth picture can lie closer to the many-step image than a sharp one that looks better."
 )
 
@@ -26,11 +26,11 @@ Chart = dict[str, Any]
 
 def columns(comparison: Comparison) -> list[dict[str, Any]]:
     """The columns of the table: key of a row, title, decimals (None: as it is), and which end is good."""
-    frechet = f"Fréchet distance ({comparison.features}, to {comparison.against})"
+    frechet = f"Fréchet distance, {comparison.features} to {comparison.against}"
     return [
         {"key": "title", "title": "method", "digits": None},
         {"key": "nfe", "title": "evaluations", "digits": None},
-        {"key": "frechet", "title": frechet, "digits": 2},
+        {"key": "frechet", "title": frechet, "digits": 1},
         {"key": "energy_ratio", "title": "high-frequency energy ratio", "digits": 2},
         {"key": "distance", "title": "distance to many-step image", "digits": 3},
         {"key": "network_calls", "title": "network calls", "digits": None},
@@ -96,8 +96,14 @@ def frames(
 
 
 def ratios(row: Row) -> list[float]:
-    """σ/α of the levels, without the noise-free end."""
-    return [sigma / alpha for sigma, alpha in row.levels if sigma > 0 and alpha > 0]
+    """σ/α where the steps start; pure noise, where it is infinite, is left out."""
+    return [sigma / alpha for sigma, alpha in row.levels[:-1] if alpha > 0]
+
+
+def stretches(row: Row) -> list[tuple[float, float]]:
+    """(σ/α, Lipschitz constant) of the steps, constants below 0.001 drawn there."""
+    steps = zip(row.levels, row.lipschitz, strict=False)
+    return [(sigma / alpha, max(value, 1e-3)) for (sigma, alpha), value in steps if alpha > 0]
 
 
 def balance_lines(row: Row) -> Iterable[Series]:
@@ -143,7 +149,7 @@ def charts(comparison: Comparison) -> list[Chart]:
         {
             "id": "grids",
             "title": "Where the steps are",
-            "caption": "The noise levels σ/α at which the network is evaluated, from noise (left) to image.",
+            "caption": "The noise levels σ/α at which steps start, from noise (left) to image.",
             "x": {"label": "σ/α", "log": True, "reverse": True},
             "y": {"label": "", "categories": True},
             "frames": frames(comparison, lambda r: [series(r, ([v, 0] for v in ratios(r)))], reference=True),
@@ -153,7 +159,7 @@ def charts(comparison: Comparison) -> list[Chart]:
             "title": "Calibration: ρ at each step",
             "caption": "The factor each frequency of the denoised image is multiplied by; 1 leaves it alone.",
             "x": {"label": "frequency ring, max(k_x, k_y)", "log": False},
-            "y": {"label": "ρ", "log": False, "include": 1},
+            "y": {"label": "ρ", "log": False, "include": [1]},
             "frames": frames(comparison, balance_lines, reference=False),
         },
         {
@@ -161,7 +167,7 @@ def charts(comparison: Comparison) -> list[Chart]:
             "title": "Relaxation: γ at each step",
             "caption": "The paper's coefficient, kept in (0, 1]. At 1 the step is the plain solver's.",
             "x": {"label": "step", "log": False, "ticks": list(range(1, max(several) + 1))},
-            "y": {"label": "γ", "log": False, "include": 1},
+            "y": {"label": "γ", "log": False, "include": [0, 1]},
             "frames": frames(comparison, lambda r: [series(r, enumerate(r.gamma, 1))], reference=False),
         },
         {
@@ -169,12 +175,8 @@ def charts(comparison: Comparison) -> list[Chart]:
             "title": "Local Lipschitz constants",
             "caption": "How much a step can stretch a small error, at the level where it starts. Above 1 it expands.",
             "x": {"label": "σ/α", "log": True, "reverse": True},
-            "y": {"label": "Lipschitz constant of the step", "log": True, "include": 1},
-            "frames": frames(
-                comparison,
-                lambda r: [series(r, zip(ratios(r), (max(v, 1e-3) for v in r.lipschitz), strict=False))],
-                reference=False,
-            ),
+            "y": {"label": "Lipschitz constant of the step", "log": True, "include": [1]},
+            "frames": frames(comparison, lambda r: [series(r, stretches(r))], reference=False),
         },
     ]
 
@@ -191,14 +193,14 @@ def tiles(comparison: Comparison) -> dict[str, list[dict[str, str]]]:
         base = min(plain, key=lambda row: row.frechet)
         out[str(nfe)] = [
             {
-                "before": f"{base.frechet:#.3g}",
-                "after": f"{ours.frechet:#.3g}",
+                "before": f"{base.frechet:.1f}",
+                "after": f"{ours.frechet:.1f}",
                 "label": f"Fréchet distance, {base.title} → calibrated",
             },
             {
                 "before": f"{base.energy_ratio:.0%}",
                 "after": f"{ours.energy_ratio:.0%}",
-                "label": "of the fine detail’s energy (100 % is right)",
+                "label": "of the fine detail’s energy (100% is right)",
             },
             {
                 "before": "",

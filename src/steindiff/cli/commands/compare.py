@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich import box
 from rich.table import Table
 
 import steindiff
@@ -64,14 +65,14 @@ def table(comparison: Comparison) -> Table:
         f"power over that of the many-step images, 1 is right. Distance: root mean square, to the same seed's "
         f"many-step image. Calls and backward passes are per image, seconds for all {len(comparison.seeds)}."
     )
-    out = Table(caption=caption, caption_justify="left")
+    out = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     out.add_column("method", no_wrap=True)
     for title in ("NFE", "Fréchet", "energy", "distance", "calls", "backward", "seconds"):
         out.add_column(title, justify="right", no_wrap=True)
     good = best(comparison)
     for i, row in enumerate(comparison.rows):
         cells = {
-            "frechet": f"{row.frechet:#.3g}",
+            "frechet": f"{row.frechet:.1f}",
             "energy_ratio": f"{row.energy_ratio:.2f}",
             "distance": f"{row.distance:.3f}",
         }

@@ -121,11 +121,11 @@
     return out;
   };
   const extent = (values, axis) => {
-    let low = Math.min(...values), high = Math.max(...values);
-    if (axis.include !== undefined) { low = Math.min(low, axis.include); high = Math.max(high, axis.include); }
+    const always = axis.include ?? [];
+    const low = Math.min(...values, ...always), high = Math.max(...values, ...always);
     if (axis.log) return low === high ? [low / 1.5, high * 1.5] : [low / 1.12, high * 1.12];
     const room = (high - low || Math.abs(high) || 1) * 0.06;
-    return [axis.include === low ? low : low - room, axis.include === high ? high : high + room];
+    return [low - room, high + room];
   };
   const drawChart = (box, chart) => {
     const drawable = ([a, b]) => (!chart.x.log || a > 0) && (!chart.y.log || b > 0);
