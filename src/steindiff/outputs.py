@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from steindiff.files import atomic
 
@@ -33,9 +34,8 @@ def folder(path: Path) -> Path:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with atomic(path / "writable") as temporary:
-            temporary.touch()
-        (path / "writable").unlink()
+        with TemporaryFile(dir=path):
+            pass
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(path)) from error
     return path

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from steindiff import zoo
+from steindiff import datasets, zoo
 from steindiff.compare import RandomFeatures, Subject
 from steindiff.denoisers import EDMDenoiser, Epsilon, Guided
 from steindiff.denoisers.base import Denoiser
-from steindiff.metrics import references
+from steindiff.metrics import InceptionFeatures, references
 from steindiff.schedules import EDM, Discrete
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
@@ -69,3 +71,42 @@ def no_calibration(solver: Solver, nfe: int) -> None:
 
 MODELS: dict[str, Callable[..., Subject]] = {name: partial(embedded, name) for name in zoo.names()}
 """What the command line's `--model` takes: name → function of `guidance` and `device`."""
+
+
+class InceptionPool:
+    """The features of FID proper, for images in [−1, 1]; grey ones count as three equal channels.
+
+    Args:
+        device: where the network runs.
+
+    Raises:
+        steindiff.datasets.Unavailable: if the network is neither cached nor to be downloaded.
+    """
+
+    name = "Inception features (FID)"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.network = InceptionFeatures.load(datasets.inception(), device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        pixels = ((images + 1) * 127.5).round().byte().expand(-1, 3, -1, -1)
+        features: Tensor = self.network(pixels.to(self.device)).cpu()
+        return features
+
+
+def on_random_features(subject: Subject) -> Subject:
+    """As it is: embedded models bring these features."""
+    return subject
+
+
+def on_inception(subject: Subject) -> Subject:
+    """Compared by FID, with statistics of real images where they ship."""
+    name = f"{subject.name}-train"
+    shipped = (references.FOLDER / f"{name}.npz").exists()
+    reference = references.load(name) if shipped else None
+    return dataclasses.replace(subject, features=InceptionPool(subject.device), reference=reference)
+
+
+FEATURES: dict[str, Callable[[Subject], Subject]] = {"random": on_random_features, "inception": on_inception}
+"""What the command line's `--features` takes: on what the Fréchet distance is measured."""

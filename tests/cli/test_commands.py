@@ -12,6 +12,7 @@ from PIL import Image
 from steindiff import datasets
 from steindiff.calibration import Calibration
 from steindiff.cli.commands import evaluate
+from steindiff.metrics import InceptionFeatures
 
 COMPARE = "compare --model digits --nfe 4,5 --num 24"
 
@@ -43,6 +44,16 @@ def test_compare_json(steindiff, tmp_path):
     done = steindiff(f"{COMPARE} --json --out {tmp_path}")
     assert json.loads(done.out) == json.loads((tmp_path / "results.json").read_text())
     assert done.err == ""
+
+
+def test_compare_by_fid(steindiff, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "inception", lambda: tmp_path)
+    monkeypatch.setattr(InceptionFeatures, "load", lambda path, device: Pooled())
+    done = steindiff(f"compare --model digits --num 8 --features inception --out {tmp_path / 'out'}")
+    assert done.code == 0, done.err
+    assert "Inception features (FID) to the many-step samples" in " ".join(done.out.split())
+    wrong = steindiff(f"compare --model digits --features beauty --out {tmp_path / 'out'}")
+    assert "features = 'beauty': allowed are random, inception" in wrong.err
 
 
 def test_compare_says_what_is_left_out(steindiff, tmp_path):

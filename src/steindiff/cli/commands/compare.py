@@ -23,10 +23,12 @@ from steindiff.report import write
 from steindiff.report.build import results as as_json
 from steindiff.report.page import BLUR, best
 from steindiff.solvers import SOLVERS
+from steindiff.subjects import FEATURES
 
 EXAMPLES = (
     "steindiff compare",
     "steindiff compare --nfe 4,5,6,8 --num 256 --device cuda",
+    "steindiff compare --features inception --num 5000 --device cuda",
     "steindiff compare --model fashion --solver ddim --out fashion-report",
     "steindiff compare --guidance 2 --nfe 6 --calibration guided/cifar10-dpmpp-2m-6.json",
     "steindiff compare --num 16 --json | jq '.rows[] | [.title, .frechet]'",
@@ -95,6 +97,14 @@ def command(
     guidance: options.Guidance = 1.0,
     batch: Annotated[int | None, typer.Option(help="Images evaluated together; halved where memory runs out.")] = None,
     calibration: options.Calibrations = None,
+    features: Annotated[
+        str,
+        typer.Option(
+            help="Features of the Fréchet distance: random (nothing to download) or inception (FID; needs thousands "
+            "of images).",
+            autocompletion=lambda: list(FEATURES),
+        ),
+    ] = "random",
     out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png and results.json.")] = Path(
         "steindiff-out"
     ),
@@ -112,6 +122,7 @@ def command(
     num, batch = NUMS[kind] if num is None else num, BATCHES[kind] if batch is None else batch
     seeds = options.seeds(num, seed)
     subject, _ = options.with_calibrations(options.subject(model, guidance, place), calibration or [], guidance)
+    subject = named("features", features, FEATURES)(subject)
     folder(out)
     with progress() as bar:
         task = bar.add_task(f"{model}, {len(seeds)} seeds", total=None)
