@@ -22,7 +22,7 @@ OPPONENT = (
 
 
 class Basis(ABC):
-    """An orthonormal basis of samples of one shape, its coefficients assigned to bands. Children are frozen dataclasses.
+    """An orthonormal basis of samples of one shape, its coefficients cut into bands. Children are frozen dataclasses.
 
     Attributes:
         shape: of one sample, `(*)`.
