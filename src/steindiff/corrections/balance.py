@@ -61,7 +61,7 @@ def balance(denoised: Tensor, cross: Tensor, energy: Tensor, s: Level, t: Level)
 
 
 def rebalance(basis: Basis, x: Tensor, candidate: Tensor, s: Level, t: Level, excess: Tensor) -> Tensor:
-    r"""The balanced state r x + b ρ D̄ = T + B⁻¹[(ρ − 1) ⊙ B(T − r x)], `(B, *)`, with `excess` = ρ − 1 of every coefficient."""
+    r"""The state r x + b ρ D̄ = T + B⁻¹[(ρ − 1) ⊙ B(T − r x)], `(B, *)`; `excess` is ρ − 1 of every coefficient."""
     r, _ = split_step(s, t)
     residual = candidate if r == 0.0 else candidate.sub(x, alpha=r)
     return candidate + basis.filter(residual, excess)
