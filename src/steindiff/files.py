@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ def sha256(path: Path) -> str:
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends, and is removed if the block fails.
 
+    Its name is `path`'s with a dot and something random before it: processes on several machines, where even process
+    numbers may be equal, do not meet.
+
     Args:
         path: Target; its folder is made, a previous file stays until the new one is whole.
 
@@ -36,7 +40,7 @@ def atomic(path: Path) -> Iterator[Path]:
         'hello'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    temporary = path.with_name(f".{secrets.token_hex(6)}.{path.name}")
     try:
         yield temporary
         os.replace(temporary, path)
