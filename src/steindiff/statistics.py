@@ -7,6 +7,9 @@ counts are all-reduced, so what is computed from them does not depend on how the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,9 +25,22 @@ class Shard(NamedTuple):
     total: int
 
 
+_ALONE = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, the local batch is the whole one, also in a process group: for processes that work independently."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
+
+
 def distributed() -> bool:
-    """Whether a process group has been set up."""
-    return dist.is_available() and dist.is_initialized()
+    """Whether the batch is spread over a process group."""
+    return dist.is_available() and dist.is_initialized() and not _ALONE.get()
 
 
 def shard(x: Tensor) -> Shard:
