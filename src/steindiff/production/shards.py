@@ -1,0 +1,194 @@
+"""Shards: files of images that carry the name of their set, and a checksum beside them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from steindiff.outputs import write_bytes
+from steindiff.production.manifest import Manifest
+
+NAMED = 8
+"""A message names at most so many shards."""
+
+
+class Shard(NamedTuple):
+    """Images `(n, C, H, W)` uint8, their seeds `(n,)` int64, and labels `(n,)` int64 where there are any."""
+
+    images: Tensor
+    seeds: Tensor
+    labels: Tensor | None
+
+
+def shard_path(folder: Path, k: int) -> Path:
+    """The file of shard k."""
+    return folder / f"shard-{k:05d}.safetensors"
+
+
+def sum_path(folder: Path, k: int) -> Path:
+    """The checksum beside it, as `sha256sum --check` reads it."""
+    return folder / f"shard-{k:05d}.safetensors.sha256"
+
+
+def sum_line(folder: Path, k: int, data: bytes) -> bytes:
+    """The content of the checksum's file."""
+    return f"{hashlib.sha256(data).hexdigest()}  {shard_path(folder, k).name}\n".encode()
+
+
+def write(folder: Path, manifest: Manifest, k: int, shard: Shard) -> None:
+    """Write shard k whole, then its checksum: a shard without one is not finished.
+
+    Raises:
+        OSError: if the folder cannot be written to or the disk is full; it names the file.
+    """
+    tensors = {"images": shard.images, "seeds": shard.seeds, "set": _identity(manifest)}
+    if shard.labels is not None:
+        tensors["labels"] = shard.labels
+    data = save(tensors)
+    for path, content in ((shard_path(folder, k), data), (sum_path(folder, k), sum_line(folder, k, data))):
+        for left in folder.glob(f".*.{path.name}"):  # by a run that was killed while writing
+            left.unlink(missing_ok=True)
+        write_bytes(path, content)
+
+
+def read(folder: Path, manifest: Manifest, k: int) -> Shard:
+    """Read shard k, checking everything.
+
+    Raises:
+        FileNotFoundError: if the shard is not finished.
+        OSError: if it cannot be read.
+        ValueError: if it is truncated, altered or of another set; the message names the file.
+    """
+    path = shard_path(folder, k)
+    data, recorded = path.read_bytes(), sum_path(folder, k).read_bytes()
+    if recorded != sum_line(folder, k, data):
+        raise ValueError(f"{path}: {len(data)} bytes that are not those of its checksum (truncated or altered)")
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path}: not a file of tensors ({error})") from None
+    seeds = torch.arange(manifest.part(k).start, manifest.part(k).stop)
+    n = len(seeds)
+    need = {"images": (torch.uint8, (n, *manifest.shape)), "seeds": (torch.int64, (n,)), "set": (torch.uint8, (32,))}
+    if manifest.labels is not None:
+        need["labels"] = (torch.int64, (n,))
+    found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    if found != need:
+        raise ValueError(f"{path}: holds {found}, need {need}")
+    if not torch.equal(tensors["set"], _identity(manifest)) or not torch.equal(tensors["seeds"], seeds):
+        raise ValueError(f"{path}: belongs to another set")
+    return Shard(tensors["images"], tensors["seeds"], tensors.get("labels"))
+
+
+def _identity(manifest: Manifest) -> Tensor:
+    return torch.tensor(list(bytes.fromhex(manifest.identity)), dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How some shards are.
+
+    Attributes:
+        sound: finished, and as they were written.
+        missing: not finished.
+        damaged: what is wrong with each of the others.
+    """
+
+    sound: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    damaged: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are sound."""
+        return not self.missing and not self.damaged
+
+    def __str__(self) -> str:
+        total = len(self.sound) + len(self.missing) + len(self.damaged)
+        parts = [f"{len(self.sound)} of {total} shards are sound"]
+        if self.missing:
+            parts.append(f"missing: {listed(map(str, self.missing))}")
+        if self.damaged:
+            parts.append(f"damaged: {listed(self.damaged.values())}")
+        return "; ".join(parts)
+
+
+def listed(items: Iterable[str]) -> str:
+    """The first few, and how many more."""
+    items = list(items)
+    more = f" and {len(items) - NAMED} more" if len(items) > NAMED else ""
+    return ", ".join(items[:NAMED]) + more
+
+
+def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> Condition:
+    """Read some shards and say how they are.
+
+    Raises:
+        OSError: if a file that is there cannot be read.
+    """
+    sound, missing, damaged = [], [], {}
+    for k in shards:
+        try:
+            read(folder, manifest, k)
+            sound.append(k)
+        except FileNotFoundError:
+            missing.append(k)
+        except ValueError as error:
+            damaged[k] = str(error)
+    return Condition(tuple(sound), tuple(missing), damaged)
+
+
+def verify(folder: str | Path) -> Condition:
+    """Read all shards of a folder and say how they are.
+
+    Raises:
+        OSError: if there is no manifest, or a file that is there cannot be read.
+        ValueError: if the manifest is damaged.
+    """
+    folder = Path(folder)
+    manifest = Manifest.load(folder)
+    return examine(folder, manifest, range(manifest.shards))
+
+
+class Images:
+    """A finished set of images, read a shard at a time.
+
+    Args:
+        folder: what `produce` wrote; every byte is checked before the first image is given out.
+
+    Raises:
+        OSError: if there is no manifest, or a file that is there cannot be read.
+        ValueError: if the set is incomplete or damaged; the message says what is missing.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = Manifest.load(self.folder)
+        condition = examine(self.folder, self.manifest, range(self.manifest.shards))
+        if not condition.complete:
+            raise ValueError(f"folder = {folder}: {condition}; produce the same set again to complete it")
+
+    def __len__(self) -> int:
+        return len(self.manifest.seeds)
+
+    def shards(self) -> Iterator[Shard]:
+        """All shards in the order of their seeds."""
+        return (read(self.folder, self.manifest, k) for k in range(self.manifest.shards))
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """All images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends.
+
+        Raises:
+            ValueError: if `size` is not positive, or a shard was damaged meanwhile.
+        """
+        if size < 1:
+            raise ValueError(f"size = {size}: allowed are whole numbers >= 1")
+        return (part for shard in self.shards() for part in shard.images.split(size))

@@ -1,0 +1,291 @@
+"""Faults on purpose, for tests/test_production.py: `python tests/drills.py NAME FOLDER`.
+
+Each drill runs in a process of its own that imports everything once and forks the workers it kills.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from steindiff.compare import Plan, RandomFeatures, Subject
+from steindiff.corrections import Plain, Relaxation
+from steindiff.denoisers.base import Denoiser, Leaf
+from steindiff.grids import GRIDS
+from steindiff.levels import Level
+from steindiff.probes import VJP
+from steindiff.production import Images, Produced, produce, verify
+from steindiff.schedules import SCHEDULES
+from steindiff.solvers import SOLVERS
+
+SHAPE = (1, 4, 4)
+CLASSES = 3
+SOLVER = SOLVERS["dpmpp-2m"]
+LEVELS = SOLVER.levels(GRIDS["edm-min"], SCHEDULES["edm"], 4)
+PLAIN = Plan(LEVELS, Plain(), 4)
+RELAXED = Plan(LEVELS, Relaxation(VJP(2)), 4)
+
+
+def label(seed: int) -> int:
+    return seed % CLASSES
+
+
+class Toy(Leaf):
+    """A conditional model in closed form that pauses, and says NaN at one call if its batch holds a given seed."""
+
+    def __init__(self, seeds: list[int], scale: float, pause: float, nan: tuple[int, int] | None) -> None:
+        faces = torch.linspace(-1.5, 1.5, CLASSES * 16).reshape(CLASSES, *SHAPE).sin()
+        self.means = scale * faces[[label(seed) for seed in seeds]]
+        self.pause = pause
+        self.bad = nan[1] if nan and nan[0] in seeds else 0
+
+    def denoise(self, x: Tensor, level: Level) -> Tensor:
+        time.sleep(self.pause)
+        if self.calls == self.bad:
+            return torch.full_like(x, float("nan"))
+        g = 0.1 * level.alpha / (0.1 * level.alpha**2 + level.sigma**2)
+        return self.means + (g * (x - level.alpha * self.means)).tanh()
+
+
+def subject(scale: float = 1.0, pause: float = 0.0, nan: tuple[int, int] | None = None) -> Subject:
+    def denoisers(seeds: list[int]) -> Denoiser:
+        return Toy(seeds, scale, pause, nan)
+
+    return Subject("toy", denoisers, SCHEDULES["edm"], SHAPE, RandomFeatures(1))
+
+
+def make(folder: Path, count: int = 18, pause: float = 0.0, plan: Plan = PLAIN, **options) -> Produced:
+    """Eighteen images in shards of four, sampled by three at most."""
+    cut = {"shard_size": 4, "batch": 3, "labels": label, **options}
+    return produce(subject(pause=pause), SOLVER, plan, range(5, 5 + count), folder, **cut)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob(".*") if not path.name.endswith("manifest.json")]
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Start a process; its exit status is 0 if the work was done."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def result(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kills(folder: Path) -> None:
+    """A production killed at 24 random moments and then left alone equals one that was never killed."""
+    count = 1200
+    make(folder / "whole", count)
+    torn, rng, killed, seen = folder / "torn", random.Random(8), 0, 0
+    for _ in range(24):
+        pid = fork(lambda: make(torn, count, pause=0.001))
+        time.sleep(rng.uniform(0.005, 0.08))
+        os.kill(pid, signal.SIGKILL)
+        killed += result(pid) == -signal.SIGKILL
+        if (torn / "manifest.json").exists():
+            condition = verify(torn)
+            assert not condition.damaged, condition
+            assert len(condition.sound) >= seen, f"{condition.sound} after {seen}"
+            seen = len(condition.sound)
+    assert killed >= 20, f"only {killed} kills found a process at work"
+    assert 0 < seen < 300, f"{seen} shards after all kills"
+    done = make(torn, count)
+    assert done == (count - 4 * seen, 4 * seen)
+    whole, mended = files(folder / "whole"), files(torn)
+    assert not leftovers(torn)
+    assert whole == {name: data for name, data in mended.items() if not name.startswith(".")}
+    seeds = torch.cat([shard.seeds for shard in Images(torn).shards()])
+    assert seeds.tolist() == list(range(5, 5 + count))
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_replace(n: int) -> None:
+    """Die in place of the n-th rename."""
+    real, seen = os.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        seen.append(target)
+        if len(seen) == n:
+            die()
+        real(source, target)
+
+    os.replace = replace
+
+
+def after_replace(n: int) -> None:
+    """Die right after the n-th rename."""
+    real, seen = os.replace, []
+
+    def replace(source: Path, target: Path) -> None:
+        real(source, target)
+        seen.append(target)
+        if len(seen) == n:
+            die()
+
+    os.replace = replace
+
+
+def half_written(n: int) -> None:
+    """Die half-way through the n-th file."""
+    real, seen = Path.write_bytes, []
+
+    def write_bytes(path: Path, data: bytes) -> int:
+        seen.append(path)
+        if len(seen) == n:
+            real(path, data[: len(data) // 2])
+            die()
+        return real(path, data)
+
+    Path.write_bytes = write_bytes
+
+
+def moments(folder: Path) -> None:
+    """Killed at every moment of writing manifest, shard and checksum: the next run makes it whole."""
+    make(folder / "whole")
+    whole = files(folder / "whole")
+    for arm in (before_replace, after_replace, half_written):
+        for n in range(1, 6):  # manifest, shard, checksum, shard, checksum
+            torn = folder / f"{arm.__name__}-{n}"
+
+            def work(torn: Path = torn, arm: Callable[[int], None] = arm, n: int = n) -> None:
+                arm(n)
+                make(torn)
+
+            assert result(fork(work)) == -signal.SIGKILL, torn
+            assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
+            make(torn)
+            assert not leftovers(torn), torn
+            assert whole == {name: data for name, data in files(torn).items() if not name.startswith(".")}, torn
+
+
+def group(folder: Path, world: int, work: Callable[[int], object]) -> list[int]:
+    """Run `work(rank)` in a gloo group; returns all exit statuses."""
+    store = folder / f"store-{time.monotonic_ns()}"
+
+    def start(rank: int) -> None:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        work(rank)
+
+    return [result(pid) for pid in [fork(lambda rank=rank: start(rank)) for rank in range(world)]]
+
+
+def ranks(folder: Path) -> None:
+    """Two processes make the files of one, also with a correction that averages over a batch; a dead one is mended."""
+    for name, plan in (("plain", PLAIN), ("relaxed", RELAXED)):
+        one, two = folder / f"{name}-one", folder / f"{name}-two"
+        make(one, plan=plan)
+        assert group(folder, 2, lambda rank, two=two, plan=plan: make(two, plan=plan)) == [0, 0]
+        assert files(one) == files(two), name
+    torn = folder / "torn"
+
+    def dies(rank: int) -> None:
+        made = []
+
+        def advance(amount: int) -> None:
+            made.append(amount)
+            if rank == 1 and sum(made) > 4:
+                die()
+
+        make(torn, advance=advance)
+
+    assert group(folder, 2, dies) == [0, -signal.SIGKILL]
+    condition = verify(torn)
+    assert condition.sound == (0, 1, 2, 4), condition
+    assert condition.missing == (3,), condition
+    assert group(folder, 2, lambda rank: make(torn)) == [0, 0]
+    assert files(torn) == files(folder / "plain-one")
+
+
+def refusal(work: Callable[[], object]) -> OSError:
+    """The error that the work ends with."""
+    try:
+        work()
+    except OSError as error:
+        return error
+    raise AssertionError("nothing was refused")
+
+
+def grow(folder: Path) -> None:
+    """A file that may not grow: the error names it, nothing half-written stays, and the next run completes the set."""
+    torn = folder / "torn"
+
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+        error = refusal(lambda: make(torn, 2000, shard_size=1000, batch=1000))
+        assert error.errno == errno.EFBIG, error
+        assert error.filename == str(torn / "shard-00000.safetensors"), error
+
+    assert result(fork(work)) == 0
+    assert set(files(torn)) == {"manifest.json"}
+    make(torn, 2000, shard_size=1000, batch=1000)
+    make(folder / "whole", 2000, shard_size=1000, batch=1000)
+    assert files(torn) == files(folder / "whole")
+
+
+def disk(folder: Path) -> None:
+    """No room for a file, a full disk, a read-only one. Exits with 77 before the last two where none can be mounted."""
+    grow(folder / "limited")
+    place = folder / "disk"
+    place.mkdir()
+    if (
+        not shutil.which("mount")
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", place]).returncode
+    ):
+        sys.exit(77)
+    try:
+        torn = place / "torn"
+        filler = place / "filler"
+        filler.write_bytes(bytes(88 * 1024))
+        error = refusal(lambda: make(torn, 40))
+        assert error.errno == errno.ENOSPC, error
+        assert Path(error.filename).parent == torn, error
+        assert not leftovers(torn)
+        sound = verify(torn).sound
+        assert sound, "nothing fitted"
+        filler.unlink()
+        assert make(torn, 40).kept == 4 * len(sound)
+        make(folder / "whole", 40)
+        assert files(torn) == files(folder / "whole")
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        error = refusal(lambda: make(torn, 40))
+        assert error.errno == errno.EROFS, error
+        assert error.filename == str(torn), error
+        assert len(Images(torn)) == 40
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+DRILLS = {drill.__name__: drill for drill in (kills, moments, ranks, disk)}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    DRILLS[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,402 @@
+"""Producing many images: nothing lost, nothing twice, to the bit, whatever happens on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import drills
+from drills import LEVELS, PLAIN, SHAPE, SOLVER, files, label, make, subject
+from steindiff import SOLVERS, noise, sample
+from steindiff.bases import DCT
+from steindiff.calibration import Calibration, checksum
+from steindiff.corrections import Neediest, Plain, Relaxation
+from steindiff.corrections.balance import Balance
+from steindiff.corrections.replay import Replay
+from steindiff.grids import GRIDS
+from steindiff.production import Images, Manifest, produce, verify
+from steindiff.production.settings import setting
+from steindiff.schedules import SCHEDULES
+
+SEEDS = range(5, 23)
+FIVE = SOLVER.levels(GRIDS["edm-min"], SCHEDULES["edm"], 5)
+EMPTY = Calibration.empty(SOLVER, LEVELS, DCT(SHAPE))
+SCALED = replace(EMPTY, rho=((1.0, 1.01, 1.0, 1.0), *EMPTY.rho[1:]))
+NUDGED = replace(EMPTY, rho=((1.0, 1.01 + 1e-9, 1.0, 1.0), *EMPTY.rho[1:]))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("production") / "whole"
+    assert make(folder) == (18, 0)
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "set"))
+
+
+@pytest.mark.parametrize("drill", drills.DRILLS)
+def test_drill(drill: str, tmp_path: Path):
+    command = [sys.executable, "-W", "error", drills.__file__, drill, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode == 77:
+        pytest.skip("a small disk cannot be mounted here; the limit on the size of files was tested")
+    assert done.returncode == 0, done.stderr
+
+
+def test_images_are_those_of_the_sampling_loop(whole: Path):
+    images = Images(whole)
+    assert len(images) == 18
+    for seeds in (range(5, 8), range(8, 9), range(9, 12)):  # shards of four, by three at most
+        x = noise(seeds, SHAPE, LEVELS[0])
+        out = sample(subject().denoisers(seeds), x, LEVELS, SOLVER).x
+        expected = ((out.clamp(-1, 1) + 1) * 127.5).round().byte()
+        found = torch.cat(list(images.batches(100)))[seeds.start - 5 : seeds.stop - 5]
+        assert torch.equal(found, expected)
+
+
+def test_images_come_in_order_with_seeds_and_labels(whole: Path):
+    shards = list(Images(whole).shards())
+    assert [len(shard.images) for shard in shards] == [4, 4, 4, 4, 2]
+    assert torch.cat([shard.seeds for shard in shards]).tolist() == list(SEEDS)
+    assert torch.cat([shard.labels for shard in shards]).tolist() == [label(seed) for seed in SEEDS]
+    batches = list(Images(whole).batches(3))
+    assert [len(batch) for batch in batches] == [3, 1, 3, 1, 3, 1, 3, 1, 2]
+    assert all(batch.dtype == torch.uint8 and batch.shape[1:] == SHAPE for batch in batches)
+    assert torch.equal(torch.cat(batches), torch.cat([shard.images for shard in shards]))
+    assert len(torch.cat(batches).unique(dim=0)) == 18
+    with pytest.raises(ValueError, match="size = 0: allowed"):
+        Images(whole).batches(0)
+
+
+def test_manifest_is_readable_and_checksums_are_those_of_sha256sum(whole: Path):
+    manifest = json.loads((whole / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["seeds"] == {"first": 5, "count": 18}
+    assert manifest["recipe"]["solver"] == {"kind": "DPMSolverMultistep", "nominal_order": 2, "lower_order_final": True}
+    assert manifest["recipe"]["levels"] == [list(level) for level in LEVELS]
+    assert manifest["recipe"]["correction"] == {"kind": "Plain"}
+    for k in range(5):
+        name = f"shard-{k:05d}.safetensors"
+        digest = hashlib.sha256((whole / name).read_bytes()).hexdigest()
+        assert (whole / f"{name}.sha256").read_text() == f"{digest}  {name}\n"
+
+
+def test_a_finished_set_is_left_alone(folder: Path):
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    told = []
+    assert make(folder, begin=told.append, advance=told.append, note=told.append) == (0, 18)
+    assert told == [0]
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_progress_is_told(tmp_path: Path):
+    total, done = [], []
+    make(tmp_path, begin=total.append, advance=done.append)
+    assert total == [18]
+    assert done == [3, 1, 3, 1, 3, 1, 3, 1, 2]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def alter(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, alter])
+@pytest.mark.parametrize("suffix", ["", ".sha256"])
+def test_damaged_shard_is_said_and_made_again(whole: Path, folder: Path, damage, suffix: str):
+    damage(folder / f"shard-00002.safetensors{suffix}")
+    condition = verify(folder)
+    assert condition.sound == (0, 1, 3, 4)
+    assert not condition.missing
+    assert list(condition.damaged) == [2]
+    with pytest.raises(ValueError, match=r"4 of 5 shards are sound; damaged: .*shard-00002.safetensors: .* checksum"):
+        Images(folder)
+    notes: list[str] = []
+    assert make(folder, note=notes.append) == (4, 14)
+    (text,) = notes
+    assert "shard-00002.safetensors" in text
+    assert "made again" in text
+    assert files(folder) == files(whole)
+
+
+@pytest.mark.parametrize("names", [["shard-00001.safetensors"], ["shard-00001.safetensors.sha256"]])
+def test_missing_shard_is_said_and_made(whole: Path, folder: Path, names: list[str]):
+    for name in names:
+        (folder / name).unlink()
+    assert verify(folder).missing == (1,)
+    with pytest.raises(ValueError, match="4 of 5 shards are sound; missing: 1; produce the same set again"):
+        Images(folder)
+    assert make(folder) == (4, 14)
+    assert files(folder) == files(whole)
+
+
+def test_shard_damaged_while_reading_is_refused(folder: Path):
+    images = Images(folder)
+    alter(folder / "shard-00000.safetensors")
+    with pytest.raises(ValueError, match=r"shard-00000.safetensors: .* checksum"):
+        next(images.batches(2))
+
+
+def test_shard_of_another_set_is_refused_and_made_again(whole: Path, folder: Path, tmp_path: Path):
+    make(tmp_path / "other", plan=drills.RELAXED)
+    for path in (tmp_path / "other").glob("shard-00003.*"):
+        shutil.copy(path, folder)
+    assert "another set" in verify(folder).damaged[3]
+    make(folder)
+    assert files(folder) == files(whole)
+
+
+def test_shard_in_the_place_of_another_is_refused(folder: Path):
+    data = (folder / "shard-00000.safetensors").read_bytes()
+    resum(folder / "shard-00001.safetensors", data)
+    assert "another set" in verify(folder).damaged[1]
+
+
+def resum(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    path.with_name(path.name + ".sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  {path.name}\n")
+
+
+DIFFERENT = {
+    "seeds.count: 18, not 19": partial(make, count=19),
+    "shard_size: 4, not 5": partial(make, shard_size=5),
+    "batch: 3, not 2": partial(make, batch=2),
+    "labels: ": partial(make, labels=None),
+    "recipe.nfe: 4, not 5; recipe.levels": partial(make, plan=PLAIN._replace(levels=FIVE)),
+    "recipe.correction.calibration: None": partial(make, plan=PLAIN._replace(correction=Replay(EMPTY))),
+    "recipe.correction.kind: 'Plain', not 'Relaxation'": partial(make, plan=drills.RELAXED),
+    "recipe.solver.nominal_order: 2, not 3": lambda folder: produce(
+        subject(), SOLVERS["dpmpp-3m"], PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
+    ),
+    "recipe.model: 'toy', not 'toys'": lambda folder: produce(
+        replace(subject(), name="toys"), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
+    ),
+    "fingerprint: the model's weights": lambda folder: produce(
+        subject(scale=0.999), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DIFFERENT)
+def test_another_setting_is_refused_by_name(folder: Path, message: str):
+    before = files(folder)
+    with pytest.raises(ValueError, match="holds images made with other settings") as caught:
+        DIFFERENT[message](folder)
+    assert message in str(caught.value)
+    assert files(folder) == before
+
+
+def test_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("steindiff.production.making.__version__", "9.9")
+    with pytest.raises(ValueError, match=r"recipe.steindiff: .*, not '9.9'"):
+        make(folder)
+
+
+def test_calibrations_are_told_apart_beyond_the_digits_of_their_file(tmp_path: Path):
+    assert SCALED.to_dict()["sha256"] == NUDGED.to_dict()["sha256"]
+    make(tmp_path, plan=PLAIN._replace(correction=Replay(SCALED)))
+    with pytest.raises(ValueError, match=r"recipe\.correction\.calibration\.rho"):
+        make(tmp_path, plan=PLAIN._replace(correction=Replay(NUDGED)))
+
+
+def test_settings_of_every_correction_can_be_recorded():
+    for correction in (
+        Plain(),
+        Relaxation(activation=Neediest()),
+        Replay(EMPTY),
+        Balance(DCT(SHAPE), torch.ones(1, 4)),
+    ):
+        text = json.dumps(setting(correction), allow_nan=False)
+        assert "0x" not in text  # no addresses, which change from process to process
+        assert json.loads(text)["kind"] == type(correction).__name__
+    with pytest.raises(ValueError, match="object: cannot be recorded"):
+        setting(object())
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_nan_names_seeds_and_step_and_leaves_nothing(tmp_path: Path, whole: Path, k: int):
+    ill = subject(nan=(10, k))
+    run = partial(produce, solver=SOLVER, plan=PLAIN, seeds=SEEDS, folder=tmp_path, shard_size=4, batch=3, labels=label)
+    with pytest.raises(RuntimeError, match=rf"shard 1, seeds 9 to 11: step {k} of 4, .* the network's output"):
+        run(ill)
+    assert set(files(tmp_path)) == {"manifest.json", "shard-00000.safetensors", "shard-00000.safetensors.sha256"}
+    assert run(subject()) == (14, 4)
+    assert files(tmp_path) == files(whole)
+
+
+def test_batch_that_does_not_fit_is_said_and_the_folder_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("steindiff.production.making.sample", full)
+        with pytest.raises(MemoryError, match=r"batch = 3: does not fit in memory \(shard 0, seeds 5 to 7\)"):
+            make(tmp_path)
+    assert not files(tmp_path)
+    assert make(tmp_path, batch=2).made == 18
+
+
+def test_unwritable_folder_is_named_before_any_work(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OSError, match="file") as caught:
+            make(place, advance=lambda amount: pytest.fail("work was done"))
+        assert caught.value.filename == str(place)
+
+
+def test_folder_without_a_set(tmp_path: Path):
+    for look in (verify, Images):
+        with pytest.raises(FileNotFoundError, match=r"manifest\.json"):
+            look(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_size": 0}, "shard_size = 0: allowed"),
+        ({"batch": 0}, "batch = 0: allowed"),
+        ({"count": 0}, r"seeds = range\(5, 5\): allowed"),
+        ({"count": 100_001, "shard_size": 1, "labels": None}, "shard_size = 1: makes 100001 shards"),
+    ],
+)
+def test_arguments_out_of_range_are_named(tmp_path: Path, options, message: str):
+    with pytest.raises(ValueError, match=message):
+        make(tmp_path, **options)
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("seeds", [range(0, 10, 2), range(-1, 5), range(2**63 - 1, 2**63 + 1)])
+def test_seeds_out_of_range_are_named(seeds: range):
+    with pytest.raises(ValueError, match=r"seeds = range\("):
+        Manifest(SHAPE, seeds, 4, 3, None, {})
+
+
+def test_manifest_that_was_removed_comes_back(whole: Path, folder: Path):
+    (folder / "manifest.json").unlink()
+    (folder / "shard-00004.safetensors").unlink()
+    assert make(folder) == (2, 16)
+    assert files(folder) == files(whole)
+
+
+def test_damaged_manifest_is_refused(folder: Path):
+    alter(folder / "manifest.json")
+    for look in (verify, Images, make):
+        with pytest.raises(ValueError, match=r"manifest\.json"):
+            look(folder)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = ("format", "shape", "seeds", "shard_size", "batch", "labels", "recipe", "fingerprint", "more")
+SEED_RANGES = st.fixed_dictionaries({"first": st.integers(), "count": st.integers()})
+
+
+@pytest.fixture(scope="module")
+def fuzzed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(whole, tmp_path_factory.mktemp("fuzz") / "set"))
+
+
+def read_or_refuse(folder: Path) -> None:
+    """Anything but a `ValueError` fails the test."""
+    for look in (verify, Images):
+        with suppress(ValueError):
+            look(folder)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.binary(max_size=80) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_fuzzed_manifest_bytes_are_refused(fuzzed: Path, data: bytes):
+    (fuzzed / "manifest.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        verify(fuzzed)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    changes=st.dictionaries(st.sampled_from(FIELDS), JSON | SEED_RANGES | st.integers(1, 100), min_size=1, max_size=3)
+)
+def test_fuzzed_manifest_fields_with_a_right_checksum_are_read_or_refused(whole: Path, fuzzed: Path, changes):
+    content = json.loads((whole / "manifest.json").read_text(encoding="utf-8"))
+    body = json.loads(json.dumps({**{name: value for name, value in content.items() if name != "sha256"}, **changes}))
+    (fuzzed / "manifest.json").write_text(json.dumps({**body, "sha256": checksum(body)}))
+    read_or_refuse(fuzzed)
+
+
+def test_deeply_nested_manifest_is_refused(folder: Path):
+    (folder / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        verify(folder)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=6)), min_size=1, max_size=4),
+    cut=st.integers(0, 700),
+    resummed=st.booleans(),
+)
+def test_fuzzed_shard_bytes_are_read_or_refused(whole: Path, fuzzed: Path, edits, cut: int, resummed: bool):
+    shutil.copy(whole / "manifest.json", fuzzed)
+    path = fuzzed / "shard-00000.safetensors"
+    original = (whole / path.name).read_bytes()
+    data = bytearray(original[:cut] if cut < 300 else original)
+    for place, piece in edits:
+        data[place : place + len(piece)] = piece
+    resum(path, original)
+    if resummed:
+        resum(path, bytes(data))
+    else:
+        path.write_bytes(data)
+    condition = verify(fuzzed)
+    assert resummed or (0 in condition.damaged) == (bytes(data) != original)
+    read_or_refuse(fuzzed)
+
+
+class Trap:
+    """Makes a folder when unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.place),)
+
+
+def test_a_shard_cannot_carry_code(folder: Path, tmp_path: Path):
+    sprung = tmp_path / "sprung"
+    pickled, array = io.BytesIO(), io.BytesIO()
+    torch.save(Trap(sprung), pickled)
+    np.savez(array, images=np.array([Trap(sprung)], dtype=object))
+    for data in (pickle.dumps(Trap(sprung)), pickled.getvalue(), array.getvalue()):
+        resum(folder / "shard-00000.safetensors", data)
+        assert "not a file of tensors" in verify(folder).damaged[0]
+    assert not sprung.exists()
