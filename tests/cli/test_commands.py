@@ -200,3 +200,11 @@ def test_diagnose(steindiff, tmp_path):
     assert set(json.loads(done.out)) == names
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.png" for name in names} | {"diagnostics.json"}
     assert pixels(tmp_path / "gammas.png").std() > 0
+
+
+def test_table_fits_eighty_columns(steindiff, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = steindiff(f"{COMPARE} --out {tmp_path}")
+    for title in ("method", "NFE", "Fréchet", "energy", "distance", "calls", "backward", "seconds"):
+        assert title in done.out
+    assert "…" not in done.out

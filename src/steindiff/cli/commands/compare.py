@@ -67,7 +67,7 @@ def table(comparison: Comparison) -> Table:
         f"power over that of the many-step images, 1 is right. Distance: root mean square, to the same seed's "
         f"many-step image. Calls and backward passes are per image, seconds for all {len(comparison.seeds)}."
     )
-    out = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
+    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     out.add_column("method", no_wrap=True)
     for title in ("NFE", "Fréchet", "energy", "distance", "calls", "backward", "seconds"):
         out.add_column(title, justify="right", no_wrap=True)
