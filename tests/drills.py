@@ -170,7 +170,7 @@ def half_written(n: int) -> None:
 
 def moments(folder: Path) -> None:
     """Killed at every moment of writing manifest, shard and checksum: the next run makes it whole."""
-    make(folder / "whole")
+    make(folder / "whole", plan=RELAXED)
     whole = files(folder / "whole")
     for arm in (before_replace, after_replace, half_written):
         for n in range(1, 6):  # manifest, shard, checksum, shard, checksum
@@ -178,11 +178,11 @@ def moments(folder: Path) -> None:
 
             def work(torn: Path = torn, arm: Callable[[int], None] = arm, n: int = n) -> None:
                 arm(n)
-                make(torn)
+                make(torn, plan=RELAXED)
 
             assert result(fork(work)) == -signal.SIGKILL, torn
             assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
-            make(torn)
+            make(torn, plan=RELAXED)
             assert not leftovers(torn), torn
             assert whole == {name: data for name, data in files(torn).items() if not name.startswith(".")}, torn
 

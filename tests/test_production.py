@@ -26,6 +26,7 @@ from drills import LEVELS, PLAIN, SHAPE, SOLVER, files, label, make, subject
 from steindiff import SOLVERS, noise, sample
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration, checksum
+from steindiff.compare import Plan
 from steindiff.corrections import Neediest, Plain, Relaxation
 from steindiff.corrections.balance import Balance
 from steindiff.corrections.replay import Replay
@@ -62,15 +63,15 @@ def test_drill(drill: str, tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-def test_images_are_those_of_the_sampling_loop(whole: Path):
-    images = Images(whole)
-    assert len(images) == 18
+@pytest.mark.parametrize("plan", [PLAIN, drills.RELAXED], ids=["plain", "relaxed"])
+def test_images_are_those_of_the_sampling_loop(tmp_path: Path, plan: Plan):
+    make(tmp_path, plan=plan)
+    images = torch.cat(list(Images(tmp_path).batches(100)))
     for seeds in (range(5, 8), range(8, 9), range(9, 12)):  # shards of four, by three at most
         x = noise(seeds, SHAPE, LEVELS[0])
-        out = sample(subject().denoisers(seeds), x, LEVELS, SOLVER).x
+        out = sample(subject().denoisers(seeds), x, LEVELS, SOLVER, plan.correction).x
         expected = ((out.clamp(-1, 1) + 1) * 127.5).round().byte()
-        found = torch.cat(list(images.batches(100)))[seeds.start - 5 : seeds.stop - 5]
-        assert torch.equal(found, expected)
+        assert torch.equal(images[seeds.start - 5 : seeds.stop - 5], expected)
 
 
 def test_images_come_in_order_with_seeds_and_labels(whole: Path):
