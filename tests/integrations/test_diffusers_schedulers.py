@@ -17,7 +17,7 @@ from torch import Tensor
 from steindiff import sample
 from steindiff.bases import natural_basis
 from steindiff.calibration import Calibration
-from steindiff.corrections.relaxation import Relaxation
+from steindiff.corrections.relaxation import Normalised, Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
@@ -222,7 +222,7 @@ def test_analytical_mode_equals_our_loop(host: Host):
     # A state larger than its level allows, so that γ < 1 somewhere.
     x = 1.5 * start() * levels[0].sigma
     unit = levels[0].alpha if host.name.startswith("Heun") else 1.0
-    relaxation = Relaxation(probe=Analytic(), average=PerSample())
+    relaxation = Relaxation(probe=Analytic(), average=PerSample(), coordinates=Normalised())
     mine = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver, relaxation)
     assert_close(loop(stein, x / unit)[-1], mine.x)
     stein.set_timesteps(6)

@@ -36,7 +36,7 @@ from diffusers.utils import logging
 from torch import Tensor
 
 from steindiff.calibration import Calibration
-from steindiff.corrections.relaxation import Relaxation
+from steindiff.corrections.relaxation import Normalised, Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
@@ -92,10 +92,13 @@ class Taken(Step):
 
 
 class Analytical:
-    """The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch."""
+    """The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch.
+
+    On x/α, since the terms in 1/α of the paper's own coordinates are noise where α is small (docs/reproduction.md).
+    """
 
     def __init__(self) -> None:
-        self.relaxation = Relaxation(probe=Analytic(), average=PerSample())
+        self.relaxation = Relaxation(probe=Analytic(), average=PerSample(), coordinates=Normalised())
 
     def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
         """Relax the candidate: (1 − γ) x + γ T."""
