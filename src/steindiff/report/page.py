@@ -173,7 +173,7 @@ def charts(comparison: Comparison) -> list[Chart]:
         {
             "id": "lipschitz",
             "title": "Local Lipschitz constants",
-            "caption": "How much a step stretches a small error, at least, at the level where it starts. Above 1 it expands.",
+            "caption": "How much a step stretches a small error, at least, where it starts. Above 1 it expands.",
             "x": {"label": "σ/α", "log": True, "reverse": True},
             "y": {"label": "Lipschitz constant of the step", "log": True, "include": [1]},
             "frames": frames(comparison, lambda r: [series(r, stretches(r))], reference=False),
