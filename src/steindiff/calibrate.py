@@ -105,9 +105,10 @@ def calibrate(
         tuple(rho),
         (1.0,) * levels.steps,
         tuple(error),
-        fingerprint(conditioned(denoiser, measured.seeds[:1], 1), shape, schedule),
+        fingerprint(conditioned(denoiser, measured.seeds[:1], 1), shape, schedule, device),
         {
             **(settings or {}),
+            "seed": measured.seeds[0],
             "samples": len(measured.seeds),
             "grid": type(grid).__name__ if grid else f"Stein, power {power}",
             "energy": getattr(energy, "__name__", repr(energy)),

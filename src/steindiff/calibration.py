@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from steindiff import bases, schedules, solvers
 from steindiff.bases import Basis
@@ -30,44 +29,27 @@ FIELDS = {"format", "solver", "nfe", "schedule", "levels", "basis", "gamma", "rh
 """What a file must hold, beside its checksum."""
 
 
-def fingerprint(denoiser: Denoiser, shape: Sequence[int], schedule: Schedule) -> tuple[float, ...]:
+def fingerprint(
+    denoiser: Denoiser, shape: Sequence[int], schedule: Schedule, device: torch.device | str = "cpu"
+) -> tuple[float, ...]:
     r"""Eight numbers that tell models apart: projections of D(x, level) for one fixed x in the middle of the schedule.
 
     They survive another device, dtype or a compiled network up to rounding; another model differs in the first digit.
 
     Args:
-        denoiser: for a batch of one, under the condition of seed 0.
+        denoiser: for a batch of one; under a condition, always the same one.
         shape: of one sample.
         schedule: the model's schedule.
+        device: where the model lives.
     """
     middle = schedule.level(0.5 * (schedule.t_min + schedule.t_max))
     # Where the schedule's middle is almost pure noise, D says little: take σ/α = 1/2 instead, typical of detail.
     level = schedule.at(math.log(2.0)) if middle.ratio > 0.5 else middle
     x = noise([0], shape, Level(0.0, 1.0, math.hypot(0.5 * level.alpha, level.sigma)))
-    device = denoiser_device(denoiser)
     with torch.no_grad():
         d = denoiser(x.to(device), level).double().cpu().flatten()
     directions = torch.randn(8, len(d), generator=torch.Generator().manual_seed(8), dtype=torch.float64)
     return tuple(round(v, 6) for v in (directions @ d / len(d) ** 0.5).tolist())
-
-
-def denoiser_device(denoiser: Denoiser) -> torch.device:
-    """The device a denoiser's network lives on, as far as it can be seen; else the CPU."""
-    for value in vars(denoiser).values():
-        if isinstance(value, Tensor):
-            return value.device
-        if isinstance(value, torch.nn.Module):
-            parameter = next(value.parameters(), None)
-            if parameter is not None:
-                return parameter.device
-        if isinstance(value, Denoiser):
-            return denoiser_device(value)
-        if isinstance(value, tuple | list) and value and isinstance(value[0], Denoiser):
-            return denoiser_device(value[0])
-        inner = getattr(value, "func", None)  # functools.partial of a module
-        if isinstance(inner, torch.nn.Module):
-            return next(inner.parameters()).device
-    return torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -127,16 +109,19 @@ class Calibration:
         nfe: int | None = None,
         shape: Sequence[int] | None = None,
         settings: dict[str, Any] | None = None,
+        device: torch.device | str = "cpu",
         tolerance: float = 0.02,
     ) -> None:
         """Refuse to be used for something else than it was measured for.
 
         Args:
-            denoiser: for a batch of one, under the condition of seed 0; one evaluation tells whether it is the model.
+            denoiser: for a batch of one, under the condition of the first seed it was measured on (`settings["seed"]`);
+                one evaluation tells whether it is the model.
             solver: the solver about to be used.
             nfe: the budget.
             shape: of one sample.
             settings: further entries of `settings` that must be equal (guidance, prompts, …).
+            device: where the model lives.
             tolerance: relative difference allowed between fingerprints.
 
         Raises:
@@ -153,7 +138,7 @@ class Calibration:
             if self.settings.get(name) != value:
                 wrong.append(f"{name}: measured with {self.settings.get(name)!r}, asked for {value!r}")
         if denoiser is not None and self.model and not wrong:
-            found = torch.tensor(fingerprint(denoiser, self.shape, self.levels.schedule))
+            found = torch.tensor(fingerprint(denoiser, self.shape, self.levels.schedule, device))
             known = torch.tensor(self.model)
             gap = float((found - known).norm() / known.norm().clamp(min=1e-12))
             if gap > tolerance:

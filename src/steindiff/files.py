@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, in folders checked before work is spent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 
@@ -48,7 +49,39 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically.
+
+    Raises:
+        OSError: if the folder cannot be written to or the disk is full; it names `path`.
+    """
+    try:
+        with atomic(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text as UTF-8, atomically."""
+    write_bytes(path, text.encode())
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON document, atomically."""
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def folder(path: Path) -> Path:
+    """Create a folder where missing and make sure that files can be written to it, before work is spent.
+
+    Raises:
+        OSError: if that is not so; it names `path`.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    return path

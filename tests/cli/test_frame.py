@@ -113,7 +113,7 @@ def test_folder_that_cannot_be_written(steindiff, tmp_path, monkeypatch, number,
     def refuse(*args, **options):
         raise OSError(number, says)
 
-    monkeypatch.setattr("steindiff.outputs.TemporaryFile", refuse)
+    monkeypatch.setattr("steindiff.files.TemporaryFile", refuse)
     done = steindiff(f"compare --model digits --out {tmp_path}")
     assert done.code == 1
     assert one_line(done.err)

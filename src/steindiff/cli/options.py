@@ -97,7 +97,12 @@ def with_calibrations(subject: Subject, paths: Sequence[Path], guidance: float) 
     for path, own in zip(paths, loaded, strict=True):
         seed = own.settings.get("seed", 0)  # its label is the one the model was recognised by
         try:
-            own.check(denoiser=subject.denoisers([seed]), shape=subject.shape, settings={"guidance": guidance})
+            own.check(
+                denoiser=subject.denoisers([seed]),
+                shape=subject.shape,
+                settings={"guidance": guidance},
+                device=subject.device,
+            )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     table = {(own.solver, own.nfe): own for own in loaded}

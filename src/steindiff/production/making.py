@@ -14,7 +14,7 @@ from torch import Tensor
 from steindiff import __version__
 from steindiff.calibration import checksum, fingerprint
 from steindiff.compare import Plan, Subject, out_of_memory
-from steindiff.outputs import folder as writable
+from steindiff.files import folder as writable
 from steindiff.production.manifest import Manifest
 from steindiff.production.settings import setting
 from steindiff.production.shards import Shard, examine, write
@@ -114,7 +114,7 @@ def produce(
         batch=batch,
         labels=None if numbers is None else hashlib.sha256(numbers.numpy().tobytes()).hexdigest(),
         recipe=recipe(subject, solver, plan),
-        fingerprint=fingerprint(subject.denoisers([0]), subject.shape, plan.levels.schedule),
+        fingerprint=fingerprint(subject.denoisers([0]), subject.shape, plan.levels.schedule, subject.device),
     )
     writable(folder)
     manifest = manifest.check(folder) or manifest

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from steindiff.calibration import checksum
-from steindiff.outputs import write_text
+from steindiff.files import write_text
 from steindiff.production.settings import differences
 
 FORMAT = 1

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from steindiff.outputs import write_bytes
+from steindiff.files import write_bytes
 from steindiff.production.manifest import Manifest
 
 NAMED = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steindiff.compare import Comparison
-from steindiff.outputs import write_bytes, write_text
+from steindiff.files import write_bytes, write_text
 from steindiff.report.page import page
 from steindiff.report.picture import contact_sheet
 

@@ -11,7 +11,7 @@ from steindiff.calibrate import calibrate
 from steindiff.cli import options
 from steindiff.cli.output import print_json, progress, results
 from steindiff.discovery import named
-from steindiff.outputs import folder
+from steindiff.files import folder
 from steindiff.solvers import SOLVERS
 from steindiff.survey import survey
 
@@ -77,7 +77,7 @@ def command(
                 batch=batch,
                 power=power,
                 device=subject.device,
-                settings={"model": model, "guidance": guidance, "seed": seed},
+                settings={"model": model, "guidance": guidance},
                 callback=step,
             )
             path = out / f"{model}-{solver}-{budget}.json"

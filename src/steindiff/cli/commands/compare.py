@@ -18,7 +18,7 @@ from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
 from steindiff.compare import REFERENCE, Comparison
 from steindiff.discovery import named
-from steindiff.outputs import folder
+from steindiff.files import folder
 from steindiff.report import write
 from steindiff.report.build import results as as_json
 from steindiff.report.page import BLUR, best

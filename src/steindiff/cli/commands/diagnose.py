@@ -23,9 +23,9 @@ from steindiff.cli.output import print_json, progress, results
 from steindiff.compare import REFERENCE_NFE, Subject
 from steindiff.denoisers.base import Denoiser
 from steindiff.discovery import named
+from steindiff.files import folder, write_bytes, write_text
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
-from steindiff.outputs import folder, write_bytes, write_text
 from steindiff.sample import sample
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS

@@ -16,7 +16,7 @@ from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
 from steindiff.compare import METHODS, Plan, Subject, sample_parts
 from steindiff.discovery import named
-from steindiff.outputs import folder, write_bytes, write_text
+from steindiff.files import folder, write_bytes, write_text
 from steindiff.report.picture import png, to_bytes
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver

@@ -174,7 +174,9 @@ def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None
     pipe = ClassConditionalPipeline(unet.eval(), scheduler_for(stock, DPMSolverMultistep(2)))
     if calibration is not None:
         first = torch.zeros(1, dtype=torch.int64, device=unet.device)  # the label of seed 0
-        calibration.check(denoiser=denoiser(unet, pipe.scheduler, class_labels=first), shape=network.shape)
+        calibration.check(
+            denoiser=denoiser(unet, pipe.scheduler, class_labels=first), shape=network.shape, device=unet.device
+        )
         if calibration.settings.get("guidance", 1.0) != 1.0:
             raise ValueError(
                 f"guidance = {calibration.settings['guidance']}: allowed is 1, calibrate the pipeline instead"
