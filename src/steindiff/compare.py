@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.corrections.base import Correction
+from steindiff.corrections.observed import Observed
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
@@ -42,7 +43,7 @@ from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
-from steindiff.tableau import Evaluation, Step
+from steindiff.tableau import Step
 
 REFERENCE_NFE = 24
 """Evaluations of the many-step reference; the models here change little beyond."""
@@ -374,22 +375,15 @@ def lipschitz(
     """The largest local Lipschitz constant of each of the solver's plain steps on a run of some seeds."""
     denoiser = subject.denoisers(seeds)
     x = noise(seeds, subject.shape, levels[0]).to(subject.device)
-    history: tuple[Evaluation, ...] = ()
     found = []
-    for i in range(levels.steps):
-        step = Step(solver.tableau(levels, i), denoiser, history)
-        norm = operator_norm(
-            partial(candidate, step),
-            x,
-            torch.Generator().manual_seed(i),
-            iterations=POWER_ITERATIONS,
-            tolerance=0.05,
-        )
+
+    def look(step: Step, x: Tensor, levels: Levels, i: int) -> None:
+        generator = torch.Generator().manual_seed(i)
+        norm = operator_norm(partial(candidate, step), x, generator, iterations=POWER_ITERATIONS, tolerance=0.05)
         found.append(float(norm.max()))
-        with torch.no_grad():
-            x, evaluations = step(x)
-        history = (*reversed(evaluations), *history)[: solver.memory]
         advance(len(seeds) * LIPSCHITZ_EFFORT)
+
+    sample(denoiser, x, levels, solver, Observed(look))
     return tuple(found)
 
 

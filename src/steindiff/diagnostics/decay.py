@@ -9,14 +9,16 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from steindiff.corrections.base import Correction
+from steindiff.corrections.base import Correction, Transition
+from steindiff.corrections.observed import Observed
 from steindiff.denoisers.base import Denoiser
 from steindiff.diagnostics.coupling import couple
 from steindiff.levels import Levels
 from steindiff.probes.base import dot
+from steindiff.sample import sample
 from steindiff.solvers.base import Solver
 from steindiff.statistics import mean
-from steindiff.tableau import Evaluation, Step
+from steindiff.tableau import Step
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,23 @@ class Decay:
         return self.error[0] * (1.0 - min(self.rho)) ** len(self.rho)
 
 
+@dataclass(frozen=True)
+class Optimal(Correction):
+    r"""The theorem's own update x − γ* u, γ* = b/c from known clean images.
+
+    Args:
+        clean: x*, `(B, *)`.
+    """
+
+    clean: Tensor
+
+    def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
+        candidate, evaluations = step(x)
+        u = x - candidate
+        gamma = mean(dot(u, x - self.clean)) / mean(dot(u, u))
+        return Transition(x - gamma.to(x.dtype) * u, evaluations, {"gamma": gamma})
+
+
 def decay(
     denoiser: Denoiser,
     clean: Tensor,
@@ -78,26 +97,22 @@ def decay(
         generator: draws the noise.
         correction: decides every next state; None: the theorem's own update with γ* = b/c from the known x*.
     """
+    candidates: list[Tensor] = []
+
+    def look(step: Step, x: Tensor, levels: Levels, i: int) -> None:
+        candidates.append(step(x).candidate)
+
     x = couple(clean, levels[0], generator)
-    history: tuple[Evaluation, ...] = ()
-    rows: list[tuple[float, float, float, float]] = []
-    errors = [float(mean(dot(x - clean, x - clean)))]
-    for i in range(levels.steps):
-        step = Step(solver.tableau(levels, i), denoiser, history)
-        candidate, evaluations = step(x)
+    watched = Observed(look, correction or Optimal(clean))
+    states = sample(denoiser, x, levels, solver, watched, capture=True).trajectory
+    rows = []
+    for x, candidate, following in zip(states, candidates, states[1:], strict=False):
         u = x - candidate
-        b, c = mean(dot(u, x - clean)), mean(dot(u, u))
-        if correction is None:
-            following = x - (b / c).to(x.dtype) * u
-        else:
-            following, evaluations, *_ = correction(step, x, levels, i)
-        plain, deviation = (mean(dot(z, z)) for z in (candidate - clean, following - candidate))
-        rows.append((float(b), float(c), float(plain), float(deviation)))
-        x = following
-        errors.append(float(mean(dot(x - clean, x - clean))))
-        history = (*reversed(evaluations), *history)[: solver.memory]
-    b_k, c_k, plain_k, deviation_k = zip(*rows, strict=True)
-    return Decay(tuple(level.sigma for level in levels), tuple(errors), b_k, c_k, plain_k, deviation_k)
+        pairs = ((u, x - clean), (u, u), (candidate - clean,) * 2, (following - candidate,) * 2)
+        rows.append([float(mean(dot(*pair))) for pair in pairs])
+    b, c, plain, deviation = (tuple(column) for column in zip(*rows, strict=True))
+    errors = tuple(float(mean(dot(x - clean, x - clean))) for x in states)
+    return Decay(tuple(level.sigma for level in levels), errors, b, c, plain, deviation)
 
 
 def plot_decay(data: Decay, axes: Axes) -> None:

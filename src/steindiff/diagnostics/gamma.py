@@ -9,15 +9,17 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from steindiff.corrections.observed import Observed
 from steindiff.corrections.relaxation import stein_numerator
 from steindiff.denoisers.base import Denoiser
 from steindiff.diagnostics.coupling import Flow, couple, fine_flow, ideal_step
 from steindiff.levels import Levels
 from steindiff.probes.base import Probe, dot
 from steindiff.probes.vjp import VJP
+from steindiff.sample import sample
 from steindiff.solvers.base import Solver
 from steindiff.statistics import mean, ratio_error
-from steindiff.tableau import Evaluation, Step
+from steindiff.tableau import Step
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,12 @@ def sampled_gammas(
     """
     flow = flow or fine_flow(denoiser, levels.schedule)
     found = []
-    x = couple(clean, levels[0], generator)
-    history: tuple[Evaluation, ...] = ()
-    for i in range(levels.steps):
-        step = Step(solver.tableau(levels, i), denoiser, history)
+
+    def look(step: Step, x: Tensor, levels: Levels, i: int) -> None:
         if levels[i].alpha > 0.0:
             found.append(gammas(step, x, clean, levels, i, flow, generator, probe))
-        x, evaluations = step(x)
-        history = (*reversed(evaluations), *history)[: solver.memory]
+
+    sample(denoiser, couple(clean, levels[0], generator), levels, solver, Observed(look))
     return tuple(found)
 
 

@@ -10,12 +10,14 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from steindiff.corrections.observed import Observed
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.probes.jvp import pushforward
 from steindiff.probes.pullback import Function, Route, by_autograd, pullback
+from steindiff.sample import sample
 from steindiff.solvers.base import Solver
-from steindiff.tableau import Evaluation, Step
+from steindiff.tableau import Step
 
 Push = Callable[[Function, Tensor, Tensor], Tensor]
 """A way to compute Jv for a function, a point and a direction, all `(B, *)`."""
@@ -115,16 +117,14 @@ def lipschitz(
     def noise(z: Tensor, level: Level) -> Tensor:
         return (z - level.alpha * denoiser(z, level)) / level.sigma
 
-    history: tuple[Evaluation, ...] = ()
     rows: list[list[Tensor]] = []
-    for i in range(levels.steps):
-        step = Step(solver.tableau(levels, i), denoiser, history)
+
+    def look(step: Step, x: Tensor, levels: Levels, i: int) -> None:
         if i % every == 0:
             functions = (partial(_candidate, step), partial(denoiser, level=levels[i]), partial(noise, level=levels[i]))
             rows.append([norm(function, x) for function in functions])
-        with torch.no_grad():
-            x, evaluations = step(x)
-        history = (*reversed(evaluations), *history)[: solver.memory]
+
+    sample(denoiser, x, levels, solver, Observed(look))
     transition, clean, predicted = (torch.stack(column) for column in zip(*rows, strict=True))
     return Lipschitz(tuple(level.sigma for level in levels[:-1][::every]), transition, clean, predicted)
 

@@ -1,0 +1,33 @@
+r"""Watching a run: something is measured at every step, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from steindiff.corrections.base import Correction, Transition
+from steindiff.corrections.plain import Plain
+from steindiff.levels import Levels
+from steindiff.tableau import Step
+
+Look = Callable[[Step, Tensor, Levels, int], None]
+"""Sees step i before it is taken at the states x, `(B, *)`: what a correction sees."""
+
+
+@dataclass(frozen=True)
+class Observed(Correction):
+    r"""Another correction, after `look` has seen step and state: so diagnostics run in the one sampling loop.
+
+    Args:
+        look: called before every step.
+        then: takes the step.
+    """
+
+    look: Look
+    then: Correction = field(default_factory=Plain)
+
+    def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
+        self.look(step, x, levels, i)
+        return self.then(step, x, levels, i)
