@@ -36,6 +36,7 @@ from steindiff.levels import Level, Levels
 from steindiff.metrics import references
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
+from steindiff.pixels import to_uint8
 from steindiff.schedules import EDM
 from steindiff.survey import Survey, survey
 from steindiff.zoo import load
@@ -129,8 +130,7 @@ class Bench:
             x = self.unit_noise[seeds.start : seeds.stop] * levels[0].sigma
             out = sample(self.denoiser(self.network, seeds), x, levels, SOLVERS[cell.solver], correction)
             spent.update(nfe=out.nfe, network_calls=out.network_calls, backward_passes=out.backward_passes)
-            bytes_ = ((out.x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-            yield from bytes_.split(500)
+            yield from to_uint8(out.x).split(500)
 
     def run(self, cell: Cell) -> dict[str, Any]:
         begun = time.monotonic()

@@ -32,6 +32,7 @@ from steindiff.levels import Level
 from steindiff.metrics import references
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
+from steindiff.pixels import to_uint8
 from steindiff.schedules import EDM
 from steindiff.zoo.shipped import calibration as shipped_calibration
 
@@ -86,7 +87,7 @@ def main() -> None:
             images = maker(network, calibration)
             calls.clear()  # checking the calibration against the network is not sampling
             parts = [range(k, min(k + args.batch, args.samples)) for k in range(0, args.samples, args.batch)]
-            made[host] = torch.cat([((images(p) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8) for p in parts])
+            made[host] = torch.cat([to_uint8(images(p)) for p in parts])
             fid = frechet_distance(reference, Moments.stream(made[host].split(args.batch), features))
             records.append(
                 {

@@ -16,7 +16,7 @@ from problems import FLOAT, gaussian, mixture
 from steindiff import GRIDS, SCHEDULES, SOLVERS, Levels, noise, sample
 from steindiff.bases import DCT, Basis, Identity
 from steindiff.calibrate import SteinEnergy, calibrate
-from steindiff.calibration import Calibration, checksum
+from steindiff.calibration import Calibration
 from steindiff.corrections.balance import Balance, balance
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian
@@ -24,6 +24,7 @@ from steindiff.denoisers.split import Split
 from steindiff.grids.stein import Stein
 from steindiff.levels import Level
 from steindiff.schedules import EDM, VP, Flow, Schedule
+from steindiff.sealed import checksum
 from steindiff.solvers import DDIM, DPMSolverMultistep, Solver
 from steindiff.survey import Survey, conditioned, survey
 from steindiff.tableau import Step

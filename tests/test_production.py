@@ -25,7 +25,7 @@ import drills
 from drills import LEVELS, PLAIN, SHAPE, SOLVER, files, label, make, subject
 from steindiff import SOLVERS, noise, sample
 from steindiff.bases import DCT
-from steindiff.calibration import Calibration, checksum
+from steindiff.calibration import Calibration
 from steindiff.compare import Plan
 from steindiff.corrections import Neediest, Plain, Relaxation
 from steindiff.corrections.balance import Balance
@@ -34,6 +34,7 @@ from steindiff.grids import GRIDS
 from steindiff.production import Images, Manifest, produce, verify
 from steindiff.production.settings import setting
 from steindiff.schedules import SCHEDULES
+from steindiff.sealed import checksum
 
 SEEDS = range(5, 23)
 FIVE = SOLVER.levels(GRIDS["edm-min"], SCHEDULES["edm"], 5)

@@ -2,7 +2,6 @@ r"""A calibration: what was measured once, in one small readable file, to be rep
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from steindiff.describe import describe, kinds, revive
 from steindiff.files import write_json
 from steindiff.levels import Level, Levels
 from steindiff.schedules.base import Schedule
+from steindiff.sealed import seal, unseal
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 
@@ -162,7 +162,7 @@ class Calibration:
             "settings": self.settings,
         }
         content = json.loads(json.dumps(content))
-        return {**content, "sha256": checksum(content)}
+        return seal(content)
 
     @classmethod
     def from_dict(cls, content: Any) -> Calibration:
@@ -171,16 +171,8 @@ class Calibration:
         Raises:
             ValueError: if anything is missing, altered or of another version.
         """
-        if not isinstance(content, dict) or "format" not in content:
-            raise ValueError("not a calibration: the field 'format' is missing")
-        if content["format"] != FORMAT:
-            raise ValueError(f"format = {content['format']!r}: this version reads {FORMAT} only")
-        body = {name: value for name, value in content.items() if name != "sha256"}
-        if content.get("sha256") != checksum(body):
-            raise ValueError("sha256: the content was altered or is damaged")
-        missing = {"solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "error", "model", "settings"} - set(
-            body
-        )
+        body = unseal("calibration", content, FORMAT)
+        missing = FIELDS - set(body)
         if missing:
             raise ValueError(f"fields missing: {', '.join(sorted(missing))}")
         try:
@@ -218,9 +210,3 @@ class Calibration:
             return cls.from_dict(json.loads(data))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from None
-
-
-def checksum(content: dict[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of `content`."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()

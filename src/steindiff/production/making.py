@@ -12,13 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from steindiff import __version__
-from steindiff.calibration import checksum, fingerprint
+from steindiff.calibration import fingerprint
 from steindiff.compare import Plan, Subject, out_of_memory
 from steindiff.files import folder as writable
+from steindiff.pixels import to_uint8
 from steindiff.production.manifest import Manifest
 from steindiff.production.settings import setting
 from steindiff.production.shards import Shard, examine, write
 from steindiff.sample import sample
+from steindiff.sealed import checksum
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 from steindiff.statistics import alone, distributed
@@ -29,11 +31,6 @@ class Produced(NamedTuple):
 
     made: int
     kept: int
-
-
-def to_uint8(x: Tensor) -> Tensor:
-    """Images in [−1, 1] as bytes, of the same shape."""
-    return ((x.clamp(-1, 1) + 1) * 127.5).round().byte()
 
 
 def device_name(device: torch.device) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from steindiff.calibration import checksum
 from steindiff.files import write_text
 from steindiff.production.settings import differences
+from steindiff.sealed import checksum, seal, unseal
 
 FORMAT = 1
 """Version of the files; a set of another version is refused."""
@@ -102,7 +102,7 @@ class Manifest:
     def to_dict(self) -> dict[str, Any]:
         """The content of the file, checksum included."""
         content = {**self.settings(), "fingerprint": list(self.fingerprint)}
-        return {**content, "sha256": checksum(content)}
+        return seal(content)
 
     @classmethod
     def from_dict(cls, content: Any) -> Manifest:
@@ -111,13 +111,7 @@ class Manifest:
         Raises:
             ValueError: if anything is missing, altered or of another version.
         """
-        if not isinstance(content, dict) or "format" not in content:
-            raise ValueError("not a manifest: the field 'format' is missing")
-        if content["format"] != FORMAT:
-            raise ValueError(f"format = {content['format']!r}: this version reads {FORMAT} only")
-        body = {name: value for name, value in content.items() if name != "sha256"}
-        if content.get("sha256") != checksum(body):
-            raise ValueError("sha256: the content was altered or is damaged")
+        body = unseal("manifest", content, FORMAT)
         if set(body) != FIELDS:
             raise ValueError(f"fields: {', '.join(sorted(body))}, need {', '.join(sorted(FIELDS))}")
         seeds, labels, recipe = body["seeds"], body["labels"], body["recipe"]

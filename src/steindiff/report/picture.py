@@ -10,13 +10,14 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from steindiff.compare import Comparison
+from steindiff.pixels import to_uint8
 
 GAP, CAPTION = 2, 150
 
 
 def to_bytes(x: Tensor) -> np.ndarray:
     """Images in [−1, 1], `(*, C, H, W)`, as bytes, `(*, H, W, C)`."""
-    return ((x.clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1).numpy()
+    return to_uint8(x).movedim(-3, -1).numpy()
 
 
 def to_image(x: Tensor) -> Image.Image:
