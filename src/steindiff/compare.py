@@ -32,7 +32,7 @@ from steindiff.corrections.plain import Plain
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
-from steindiff.diagnostics import operator_norm
+from steindiff.diagnostics.lipschitz import candidate, operator_norm
 from steindiff.grids import GRIDS
 from steindiff.grids.base import Grid
 from steindiff.levels import Levels
@@ -362,11 +362,6 @@ def high_frequency_power(power: Tensor) -> float:
     """Power in the upper half of the rings `(K,)`; ring k of a square image has 2k + 1 coefficients."""
     count = 2 * torch.arange(len(power)) + 1
     return float((power * count)[len(power) // 2 :].sum())
-
-
-def candidate(step: Step, x: Tensor) -> Tensor:
-    """T(x) alone."""
-    return step(x).candidate
 
 
 def lipschitz(

@@ -12,7 +12,7 @@ check: Σ w σ = σ_target over all states in it, and Σ w α + Σ w_D = α_targ
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,6 +61,9 @@ class Proposal(NamedTuple):
     evaluations: tuple[Evaluation, ...]
 
 
+Denoise = Callable[[Tensor, Level], Tensor]
+"""What answers an engine: a denoiser, or a function that knows some of the answers."""
+
 HERE = Row(x=1.0)
 """The row of a stage at the current state."""
 
@@ -103,6 +106,17 @@ def run(
     return Proposal(combine(tableau.output, x, evaluations, history), tuple(evaluations))
 
 
+def drive(engine: Generator[tuple[Tensor, Level], Tensor, Proposal], denoise: Denoise) -> Proposal:
+    """Run an engine to its end, answering every state it yields with `denoise(state, level)`."""
+    try:
+        z, level = next(engine)
+        while True:
+            z, level = engine.send(denoise(z, level))
+    except StopIteration as stop:
+        proposal: Proposal = stop.value
+        return proposal
+
+
 @dataclass(frozen=True)
 class Step:
     """A solver step with everything but the state frozen: a pure function x ↦ (T(x), evaluations)."""
@@ -113,14 +127,7 @@ class Step:
 
     def __call__(self, x: Tensor) -> Proposal:
         """Propose T(x) for states `x`, `(B, *)`."""
-        engine = run(self.tableau, x, self.history)
-        try:
-            z, level = next(engine)
-            while True:
-                z, level = engine.send(self.denoiser(z, level))
-        except StopIteration as stop:
-            proposal: Proposal = stop.value
-            return proposal
+        return drive(run(self.tableau, x, self.history), self.denoiser)
 
     @property
     def slope(self) -> float:

@@ -14,7 +14,7 @@ from steindiff.corrections.relaxation import Relaxation
 from steindiff.levels import Level, Levels
 from steindiff.solvers.base import Solver
 from steindiff.solvers.ddim import DDIM
-from steindiff.tableau import Evaluation, Step, run
+from steindiff.tableau import Evaluation, Step, drive, run
 
 
 class Interpolation(ABC):
@@ -124,14 +124,7 @@ class Consistency(Correction):
         def denoised(z: Tensor, level: Level) -> Tensor:
             return known if known is not None and z is x and level == levels[0] else step.denoiser(z, level)
 
-        engine = run(self.lookahead.tableau(levels, 0), x)
-        try:
-            z, level = next(engine)
-            while True:
-                z, level = engine.send(denoised(z, level))
-        except StopIteration as stop:
-            result: Tensor = stop.value.candidate
-            return result
+        return drive(run(self.lookahead.tableau(levels, 0), x), denoised).candidate
 
 
 VARIANTS = {"consistency": Consistency()}

@@ -121,7 +121,7 @@ def lipschitz(
 
     def look(step: Step, x: Tensor, levels: Levels, i: int) -> None:
         if i % every == 0:
-            functions = (partial(_candidate, step), partial(denoiser, level=levels[i]), partial(noise, level=levels[i]))
+            functions = (partial(candidate, step), partial(denoiser, level=levels[i]), partial(noise, level=levels[i]))
             rows.append([norm(function, x) for function in functions])
 
     sample(denoiser, x, levels, solver, Observed(look))
@@ -129,7 +129,7 @@ def lipschitz(
     return Lipschitz(tuple(level.sigma for level in levels[:-1][::every]), transition, clean, predicted)
 
 
-def _candidate(step: Step, x: Tensor) -> Tensor:
+def candidate(step: Step, x: Tensor) -> Tensor:
     """T alone."""
     return step(x).candidate
 
