@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from rich.progress import track
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from steindiff.corrections.base import Correction
 from steindiff.corrections.plain import Plain
@@ -98,7 +100,7 @@ def sample(
     calls = denoiser.calls
     history: tuple[Evaluation, ...] = ()
     statistics: list[Mapping[str, Any]] = []
-    healthy: list[Tensor] = []
+    sizes: list[list[Tensor]] = []
     trajectory = [x]
     nfe = backward_passes = 0
     for i in track(range(levels.steps), "sampling", disable=not progress):
@@ -108,15 +110,16 @@ def sample(
         nfe += len(evaluations)
         backward_passes += passes
         statistics.append(stats)
-        # Kept on the device: looking at them here would stall it at every step.
-        healthy.append(torch.stack([t.isfinite().all() for t in (x, *(e.d for e in evaluations))]))
+        # The largest magnitude is finite if and only if all entries are. Kept on the device: looking at it here would
+        # stall it at every step.
+        sizes.append([vector_norm(t, inf) for t in (x, *(e.d for e in evaluations))])
         if capture:
             trajectory.append(x)
         if callback is not None:
             denoised = evaluations[-1].d if evaluations else None
             if callback(Moment(i, levels.steps, x, levels[i + 1], denoised)) is False:
                 raise Cancelled(f"cancelled by the callback after step {i + 1} of {levels.steps}")
-    check_health(healthy, levels)
+    check_health(sizes, levels)
     return Sampling(
         x,
         nfe,
@@ -127,10 +130,11 @@ def sample(
     )
 
 
-def check_health(healthy: Sequence[Tensor], levels: Levels) -> None:
-    """Raise if a step's state (first flag) or a denoised image (the others) was not finite."""
-    for i, flags in enumerate(healthy):
-        state, *networks = flags.tolist()
+def check_health(sizes: Sequence[Sequence[Tensor]], levels: Levels) -> None:
+    """Raise if a step's state (its first size) or a denoised image (the others) was not finite; waits once."""
+    finite = iter(torch.stack([size for step in sizes for size in step]).isfinite().tolist())
+    for i, step in enumerate(sizes):
+        state, *networks = (next(finite) for _ in step)
         if state and all(networks):
             continue
         culprit = "the state" if all(networks) else f"the network's output (evaluation {networks.index(False) + 1})"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from steindiff.corrections.base import Correction, Transition
@@ -19,6 +19,9 @@ from steindiff.sample import sample
 from steindiff.solvers.base import Solver
 from steindiff.statistics import mean
 from steindiff.tableau import Step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)

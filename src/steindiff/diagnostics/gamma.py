@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from steindiff.corrections.observed import Observed
@@ -20,6 +20,9 @@ from steindiff.sample import sample
 from steindiff.solvers.base import Solver
 from steindiff.statistics import mean, ratio_error
 from steindiff.tableau import Step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)

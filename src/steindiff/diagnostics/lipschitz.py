@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from steindiff.corrections.observed import Observed
@@ -18,6 +18,9 @@ from steindiff.probes.pullback import Function, Route, by_autograd, pullback
 from steindiff.sample import sample
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Push = Callable[[Function, Tensor, Tensor], Tensor]
 """A way to compute Jv for a function, a point and a direction, all `(B, *)`."""

@@ -3,13 +3,16 @@ r"""The paper's picture of a map that is not expansive and yet does not converge
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from steindiff.probes.base import dot
 from steindiff.statistics import mean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
