@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise
-from steindiff.denoisers import X0
+from steindiff.denoisers import X0, DynamicThreshold, Guided, StaticThreshold
+from steindiff.denoisers.split import Split
 from steindiff.levels import Level
 from steindiff.probes import (
     JVP,
@@ -189,6 +191,8 @@ def test_adaptive_changes_over_at_its_threshold(sigma: float, cost: int):
         (lambda: VJP(0), r"probes = 0: allowed are positive multiples of 1"),
         (lambda: VJP(3, Antithetic()), r"probes = 3: allowed are positive multiples of 2 with Antithetic"),
         (lambda: VJP(chunk=0), r"chunk = 0: allowed are whole numbers >= 1, or None"),
+        (lambda: VJP(memory=0), r"memory = 0: allowed are whole numbers >= 1 \(bytes\), or None"),
+        (lambda: VJP(together=0), r"together = 0: allowed are whole numbers >= 1"),
         (lambda: FiniteDifference(relative=0.0), r"relative = 0.0: allowed are numbers > 0"),
         (lambda: Adaptive(threshold=-1.0), r"threshold = -1.0: allowed are numbers >= 0"),
         (lambda: Normal().draw(0, torch.zeros(1, 2), torch.Generator()), r"probes = 0: allowed are positive multiples"),
@@ -355,3 +359,85 @@ def test_select_refuses_what_it_cannot_try():
         select(step, x, level)
     with pytest.raises(ValueError, match=r"memory = 0: allowed are whole numbers >= 1"):
         choose(X0(Nonlinear()), memory=0)
+
+
+class Recording(torch.nn.Module):
+    """Remembers how many samples each forward pass saw, and how many samples and directions each backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.forwards, self.backwards = Nonlinear(), [], []
+
+    def forward(self, x: torch.Tensor, t: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.forwards.append(len(x))
+        out = self.base(x, t) + labels[:, None] * x
+        if out.requires_grad:
+            out.register_hook(lambda grad: self.backwards.append(tuple(grad.shape)))
+        return out
+
+
+def conditioned(network: Recording, labels: torch.Tensor, limit: int | None = None, **options):
+    level = Level(1.0, 1.0, 1.0)
+    denoiser = X0(functools.partial(network, labels=labels))
+    step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), denoiser)
+    x = noise(range(len(labels)), (6,), level, FLOAT)
+    probe = VJP(**options) if limit is None else VJP(memory=limit * memory_per_sample(step, x), **options)
+    network.forwards, network.backwards = [], []
+    return probe(step, x, level, torch.Generator().manual_seed(0)), denoiser
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1, 1), (3, 3), (6, 6), (7, 7), (100, 7)])
+def test_a_memory_limit_bounds_the_samples_of_every_pass_and_changes_no_number(limit: int, most: int):
+    labels, network = torch.linspace(-1, 1, 7, dtype=FLOAT), Recording()
+    whole, _ = conditioned(network, labels)
+    parted, denoiser = conditioned(network, labels, limit)
+    torch.testing.assert_close(parted.divergence, whole.divergence, atol=1e-12, rtol=0)
+    torch.testing.assert_close(parted.candidate, whole.candidate, atol=1e-14, rtol=0)
+    # Measuring takes one sample and two; then the batch, cut together with its labels.
+    parts = [most] * (7 // most) + [7 % most] * bool(7 % most)
+    assert network.forwards == [2, 1, *parts]
+    assert [shape[0] for shape in network.backwards] == [n for n in parts for _ in range(5)]
+    assert denoiser.calls == 2 + 2 + len(parts)
+    network.forwards = []
+    conditioned_again = VJP(memory=limit * 10**9)
+    level = Level(1.0, 1.0, 1.0)
+    step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), denoiser)
+    conditioned_again(step, noise(range(7), (6,), level, FLOAT), level, torch.Generator())
+    assert network.forwards == [7]  # what was measured is remembered
+
+
+@pytest.mark.parametrize(("together", "passes"), [(1, 5), (2, 3), (5, 1), (9, 1)])
+def test_directions_pulled_back_together_give_the_same_numbers(together: int, passes: int):
+    labels, network = torch.linspace(-1, 1, 4, dtype=FLOAT), Recording()
+    single, _ = conditioned(network, labels)
+    found, _ = conditioned(network, labels, together=together)
+    torch.testing.assert_close(found.divergence, single.divergence, atol=1e-12, rtol=0)
+    assert len(network.backwards) == passes
+    assert found.backward_passes == single.backward_passes == 5
+
+
+def test_more_directions_together_leave_room_for_fewer_samples():
+    labels, network = torch.linspace(-1, 1, 7, dtype=FLOAT), Recording()
+    conditioned(network, labels, 6, together=5)
+    assert max(network.forwards) == 3  # one direction: graph and a quarter; five: graph and five quarters
+
+
+def test_a_part_of_a_denoiser_takes_its_conditions_and_counts_with_the_whole():
+    network, level = Recording(), Level(1.0, 1.0, 1.0)
+    labels, x = torch.linspace(-1, 1, 5, dtype=FLOAT), noise(range(5), (6,), level, FLOAT)
+    conditional = X0(functools.partial(network, labels=labels))
+    unconditional = X0(functools.partial(network, labels=torch.zeros(5, dtype=FLOAT)))
+    plain = X0(Nonlinear())
+    for whole in (
+        conditional,
+        Guided(conditional, unconditional, 2.0),
+        StaticThreshold(conditional, 0.5),
+        DynamicThreshold(conditional, 0.9),
+        Split([X0(functools.partial(network, labels=labels[:2])), plain], [2, 3]),
+    ):
+        for part in (slice(0, 1), slice(1, 4), slice(3, 9)):
+            before = whole.calls
+            smaller = whole.part(part, 5)
+            torch.testing.assert_close(smaller(x[part], level), whole(x, level)[part], atol=1e-14, rtol=0)
+            assert whole.calls > before + 1 or smaller.calls == whole.calls
+    assert plain.part(slice(0, 1), 5)(x[:1], level).shape == (1, 6)

@@ -2,11 +2,20 @@ r"""What a denoiser is: D(x, level) = E[x* | x], the one interface between any m
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from steindiff.levels import Level
+
+Network = Callable[[Tensor, Tensor], Tensor]
+"""A network: states `(B, *)` and conditioning times `(B,)` to an output `(B, *)`."""
+
+Self = TypeVar("Self", bound="Networked")
 
 
 class Denoiser(ABC):
@@ -24,20 +33,58 @@ class Denoiser(ABC):
     def calls(self) -> int:
         """Network calls made so far. The difference over a run is its true cost."""
 
+    def part(self, part: slice, batch: int) -> Denoiser:
+        """The denoiser of the samples `part` of a batch of `batch`: conditions that belong to samples are cut likewise.
+
+        Its calls count as the whole one's. A denoiser without such conditions is its own part.
+        """
+        return self
+
 
 class Leaf(Denoiser):
     """A denoiser that evaluates something itself, and counts."""
 
-    _calls: int = 0
+    @cached_property
+    def _count(self) -> list[int]:
+        """The number of calls, in a list so that parts can share it."""
+        return [0]
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
-        self._calls += 1
+        self._count[0] += 1
         return self.denoise(x, level)
 
     @property
     def calls(self) -> int:
-        return self._calls
+        return self._count[0]
 
     @abstractmethod
     def denoise(self, x: Tensor, level: Level) -> Tensor:
         """One evaluation, `(B, *)` to `(B, *)`."""
+
+
+class Networked(Leaf):
+    """A leaf around a network. Conditions (labels, text) are bound to it by `functools.partial`, one for each sample.
+
+    Attributes:
+        network: called with `(B, *)` states and `(B,)` times or noise levels.
+    """
+
+    network: Network
+
+    def part(self: Self, part: slice, batch: int) -> Self:
+        self._count[0] += 0  # made before it is shared
+        smaller = copy.copy(self)
+        smaller.network = cut(self.network, part, batch)
+        return smaller
+
+
+def cut(network: Network, part: slice, batch: int) -> Network:
+    """The network with those conditions cut that are tensors of `batch` rows bound by `functools.partial`."""
+    if not isinstance(network, partial):
+        return network
+
+    def rows(value: Any) -> Any:
+        return value[part] if isinstance(value, Tensor) and value.ndim and len(value) == batch else value
+
+    bound = {name: rows(value) for name, value in network.keywords.items()}
+    return partial(cut(network.func, part, batch), *map(rows, network.args), **bound)

@@ -50,3 +50,7 @@ class Guided(Denoiser):
     @property
     def calls(self) -> int:
         return self.conditional.calls + self.unconditional.calls
+
+    def part(self, part: slice, batch: int) -> Guided:
+        conditional, unconditional = self.conditional.part(part, batch), self.unconditional.part(part, batch)
+        return Guided(conditional, unconditional, self.scale, self.rescale)

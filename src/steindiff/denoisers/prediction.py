@@ -8,11 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from steindiff.denoisers.base import Leaf
+from steindiff.denoisers.base import Network, Networked
 from steindiff.levels import Level
-
-Network = Callable[[Tensor, Tensor], Tensor]
-"""A network: states `(B, *)` and conditioning times `(B,)` to an output `(B, *)`."""
 
 
 def network_time(level: Level) -> float:
@@ -20,7 +17,7 @@ def network_time(level: Level) -> float:
     return level.t
 
 
-class Prediction(Leaf):
+class Prediction(Networked):
     r"""A network f(x, t) together with the formula that turns its output into x*.
 
     Args:

@@ -31,6 +31,17 @@ class Split(Denoiser):
         parts = zip(self.denoisers, x.split(self.sizes), strict=True)
         return torch.cat([denoiser(part, level) for denoiser, part in parts])
 
+    def part(self, part: slice, batch: int) -> Split:
+        chosen = range(*part.indices(batch))
+        denoisers, sizes, start = [], [], 0
+        for denoiser, size in zip(self.denoisers, self.sizes, strict=True):
+            inside = range(max(chosen.start, start) - start, min(chosen.stop, start + size) - start)
+            if inside:
+                denoisers.append(denoiser.part(slice(inside.start, inside.stop), size))
+                sizes.append(len(inside))
+            start += size
+        return Split(denoisers, sizes)
+
     @property
     def calls(self) -> int:
         return sum({id(d): d.calls for d in self.denoisers}.values())

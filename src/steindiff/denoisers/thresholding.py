@@ -24,6 +24,9 @@ class StaticThreshold(Denoiser):
     def calls(self) -> int:
         return self.denoiser.calls
 
+    def part(self, part: slice, batch: int) -> StaticThreshold:
+        return StaticThreshold(self.denoiser.part(part, batch), self.bound)
+
 
 class DynamicThreshold(Denoiser):
     r"""D ← clip(D, −s, s)/s with s the `quantile` of |D| within each sample, kept in [1, `maximum`].
@@ -56,3 +59,6 @@ class DynamicThreshold(Denoiser):
     @property
     def calls(self) -> int:
         return self.denoiser.calls
+
+    def part(self, part: slice, batch: int) -> DynamicThreshold:
+        return DynamicThreshold(self.denoiser.part(part, batch), self.quantile, self.maximum)

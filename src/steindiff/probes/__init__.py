@@ -11,8 +11,9 @@ from steindiff.probes.directions import Antithetic, Directions, Normal, Rademach
 from steindiff.probes.exact import Exact
 from steindiff.probes.finite_difference import FiniteDifference
 from steindiff.probes.jvp import JVP, pushforward
+from steindiff.probes.memory import memory_per_sample
 from steindiff.probes.pullback import by_autograd, by_functional, pullback
-from steindiff.probes.selector import Selection, Trial, memory_per_sample, select
+from steindiff.probes.selector import Selection, Trial, select
 from steindiff.probes.vjp import VJP
 
 PROBES: dict[str, Probe] = variants(__name__, __path__, Probe)

@@ -68,9 +68,9 @@ class Hutchinson(Probe):
     Args:
         probes: number m of directions; the paper uses 5.
         directions: their distribution.
-        chunk: linearise at most so many samples at a time, to bound the memory of the graph; None: all at once. The
-            denoiser must then accept any part of the batch (no conditions bound to a batch size). Same result up to
-            rounding, same work, but as many network calls as chunks.
+        chunk: linearise at most so many samples at a time, to bound the memory of the graph; None: all at once.
+            Conditions must then be cut with the batch (`Denoiser.part`). Same result up to rounding, same work, but
+            as many network calls as chunks.
 
     References:
         A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines
@@ -90,12 +90,17 @@ class Hutchinson(Probe):
     def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
         """Take `step` at `x`, `(B, *)`, with its quadratic forms along `v`, `(m, B, *)`."""
 
+    def samples(self, step: Step, x: Tensor) -> int:
+        """How many samples of `x`, `(B, *)`, to linearise at a time."""
+        return self.chunk or len(x)
+
     def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
         if not step.tableau.stages:  # affine in x: nothing to estimate
             return linear(step, x, error=0.0)
         v = self.directions.draw(self.probes, x, generator)
-        parts = [slice(i, i + (self.chunk or len(x))) for i in range(0, len(x), self.chunk or len(x))]
-        forms = joined([self.along(restricted(step, part), x[part], level, v[:, part]) for part in parts])
+        samples = self.samples(step, x)
+        parts = [slice(i, i + samples) for i in range(0, len(x), samples)]
+        forms = joined([self.along(restricted(step, part, len(x)), x[part], level, v[:, part]) for part in parts])
         slope, d = step.slope, x[0].numel()
         # v'(slope·I)v is known to be slope·|v|²: swap it for its mean, so that only the network's part is random.
         values = forms.forms - slope * (v.flatten(2).square().sum(2) - d)
@@ -129,9 +134,12 @@ def standard_error(values: Tensor, group: int) -> Tensor:
     return means.std(0) / len(means) ** 0.5
 
 
-def restricted(step: Step, part: slice) -> Step:
-    """The step for a part of the batch: its history cut likewise."""
-    return Step(step.tableau, step.denoiser, tuple(Evaluation(e.x[part], e.d[part], e.level) for e in step.history))
+def restricted(step: Step, part: slice, batch: int) -> Step:
+    """The step for a part of a batch: its conditions and its history cut likewise."""
+    if len(range(*part.indices(batch))) == batch:
+        return step
+    history = tuple(Evaluation(e.x[part], e.d[part], e.level) for e in step.history)
+    return Step(step.tableau, step.denoiser.part(part, batch), history)
 
 
 def joined(parts: Sequence[Forms]) -> Forms:

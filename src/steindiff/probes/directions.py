@@ -49,7 +49,7 @@ class Directions(ABC):
         self.check(num)
         offset, total = shard(x)
         rows = [self.fill((total, *x.shape[1:]), x.dtype, generator)[offset : offset + len(x)] for _ in range(num)]
-        return torch.stack(rows).to(x.device)
+        return torch.stack(rows).to(x.device, non_blocking=True)  # from the CPU it is staged: nothing waits for it
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from steindiff.levels import Level
-from steindiff.probes.base import Hutchinson, flat_step, restricted
+from steindiff.probes.base import Hutchinson, restricted
 from steindiff.probes.directions import Antithetic, Directions, Rademacher
 from steindiff.probes.finite_difference import FiniteDifference
 from steindiff.probes.jvp import JVP
+from steindiff.probes.memory import fitting
 from steindiff.probes.pullback import by_autograd, by_functional
-from steindiff.probes.vjp import VJP
+from steindiff.probes.vjp import VJP, check_memory
 from steindiff.tableau import Step
 
 TOLERANCE = 0.1
@@ -53,37 +54,6 @@ class Selection:
         return f"{self.trials[-1].name}: {cost} on top of the plain step{chunk}{refused}"
 
 
-def memory_per_sample(step: Step, x: Tensor) -> int:
-    """Bytes of graph one more sample costs in a VJP, measured as the difference of a batch of two and one of one.
-
-    Makes one evaluation of the step for each.
-
-    Raises:
-        RuntimeError: if the network cannot be differentiated by autograd (function transforms hide what they save).
-    """
-    return _saved(step, torch.cat([x[:1], x[:1]])) - _saved(step, x[:1])
-
-
-def _saved(step: Step, x: Tensor) -> int:
-    """Bytes autograd keeps for the backward pass of `step` at `x`."""
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    single = restricted(step, slice(0, 1))
-    repeated = Step(
-        single.tableau,
-        single.denoiser,
-        tuple(e._replace(x=e.x.expand_as(x), d=e.d.expand_as(x)) for e in single.history),
-    )
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        pulled = by_autograd(partial(flat_step, repeated), x)
-    del pulled
-    return sum(storages.values())
-
-
 def select(
     step: Step,
     x: Tensor,
@@ -105,8 +75,8 @@ def select(
         level: their level.
         probes: number m of directions.
         directions: their distribution; default Rademacher (finite differences: in pairs, rounded up).
-        memory: bytes the graph may take; chooses `chunk`. Where the need cannot be measured (function transforms), one
-            sample at a time is taken.
+        memory: bytes the linearised pass may take; chooses `chunk`. Where the need cannot be measured (function
+            transforms), one sample at a time is taken.
 
     Returns:
         The probe, what was refused and why, and the cost.
@@ -116,12 +86,11 @@ def select(
     """
     if not step.tableau.stages:
         raise ValueError("step: it evaluates nothing, so there is nothing to try; take an earlier one")
-    if memory is not None and memory < 1:
-        raise ValueError(f"memory = {memory}: allowed are whole numbers >= 1 (bytes), or None")
+    check_memory(memory)
     directions = directions or Rademacher()
     paired = directions if isinstance(directions, Antithetic) else Antithetic(directions)
     differences = FiniteDifference(probes + probes % paired.group, paired)
-    one, z = restricted(step, slice(0, 1)), x[:1]
+    one, z = restricted(step, slice(0, 1), len(x)), x[:1]
     v = Rademacher().fill(z.shape, z.dtype, torch.Generator().manual_seed(0)).to(z.device)
     pair = torch.stack([v, -v])
     linear = step.slope * float(v.square().sum())  # the network's share is what has to be checked
@@ -161,7 +130,5 @@ def select(
 
 def _chunk(step: Step, x: Tensor, memory: int | None) -> int | None:
     """How many samples a VJP may linearise at a time within `memory` bytes; None: all."""
-    if memory is None:
-        return None
-    samples = max(1, memory // max(1, memory_per_sample(step, x)))
-    return None if samples >= len(x) else samples
+    samples = len(x) if memory is None else fitting(step, x, memory)
+    return None if samples == len(x) else samples

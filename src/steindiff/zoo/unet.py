@@ -128,7 +128,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""
         b, c, height, width = x.shape
-        tokens = self.qkv(self.norm(x)).flatten(2).transpose(1, 2)
+        # Fused attention kernels need every head's features side by side; without them memory grows as (H·W)².
+        tokens = self.qkv(self.norm(x)).flatten(2).transpose(1, 2).contiguous()
         heads = tokens.reshape(b, height * width, 3, c // self.head, self.head)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
         h = F.scaled_dot_product_attention(q, k, v)
