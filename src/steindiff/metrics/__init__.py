@@ -1,5 +1,6 @@
-"""Measures of a set of images: Fréchet distance (FID, FD-DINOv2), KID, precision and recall, Inception score."""
+"""Measures of a set of images: Fréchet distance (FID, FD-EfficientNet, FD-DINOv2), KID, precision, recall, IS."""
 
+from steindiff.metrics.efficientnet import EfficientNetFeatures
 from steindiff.metrics.fd_dinov2 import dinov2_features
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
@@ -9,6 +10,7 @@ from steindiff.metrics.precision_recall import precision_recall
 from steindiff.metrics.pretrained import WeightsUnavailable
 
 __all__ = [
+    "EfficientNetFeatures",
     "InceptionFeatures",
     "Moments",
     "WeightsUnavailable",

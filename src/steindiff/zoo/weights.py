@@ -49,7 +49,7 @@ def read(path: Path, *, digest: str | None = None, trust_pickle: bool = False) -
         try:
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        except SafetensorError as error:
+        except DAMAGE as error:
             raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
     if not trust_pickle:
         raise RuntimeError(f"weights {path}: not safetensors; unpickling runs code, allow it by trust_pickle=True")
@@ -64,8 +64,28 @@ def metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
-    except (SafetensorError, FileNotFoundError) as error:
+    except (FileNotFoundError, *DAMAGE) as error:
         raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+
+
+def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], source: str) -> None:
+    """Make sure that tensors have these names and shapes.
+
+    Args:
+        tensors: Named tensors.
+        expected: Shapes by name.
+        source: Where the tensors come from, for the message.
+
+    Raises:
+        RuntimeError: If they are no such mapping, a name is missing or unknown, or a shape differs.
+    """
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise RuntimeError(f"weights {source}: holds no state dict (a mapping of names to tensors)")
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            wanted, given = expected.get(name, "nothing"), found.get(name, "nothing")
+            raise RuntimeError(f"weights {source}: {name} is {given}, the network needs {wanted}")
 
 
 def assign(net: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -79,10 +99,5 @@ def assign(net: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     Raises:
         RuntimeError: If a name is missing or unknown, or a shape differs.
     """
-    expected = {name: tuple(p.shape) for name, p in net.named_parameters()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            wanted, given = expected.get(name, "nothing"), found.get(name, "nothing")
-            raise RuntimeError(f"weights {source}: {name} is {given}, the network needs {wanted}")
+    check(tensors, {name: tuple(p.shape) for name, p in net.named_parameters()}, source)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
