@@ -12,6 +12,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steindiff import zoo
+from steindiff.levels import Level
+from steindiff.subjects import by_seed
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, weights
 
 TINY = UNetConfig(
@@ -269,3 +271,18 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
         weights.write(path, {"a": torch.zeros(1)})
     assert torch.equal(weights.read(path)["a"], torch.ones(1))
     assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.0, 2.5])
+def test_label_of_a_seed_and_guidance(guidance):
+    """D_u + w (D_c − D_u), labels seed mod 4; one call of the network for w = 1, two otherwise."""
+    net = EDMPrecond(tiny()).requires_grad_(False)
+    x = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    sigma = torch.full((3,), 0.7)
+    conditional, null = net(x, sigma, torch.tensor([1, 2, 0])), net(x, sigma)
+    denoiser = by_seed(net, guidance)([5, 6, 8])
+    found = denoiser(x, Level(0.7, 1.0, 0.7))
+    torch.testing.assert_close(found, null + guidance * (conditional - null), atol=1e-5, rtol=1e-5)
+    assert denoiser.calls == (1 if guidance == 1.0 else 2)
+    with pytest.raises(ValueError, match=r"guidance = -1\.0: allowed are numbers >= 0"):
+        by_seed(net, -1.0)

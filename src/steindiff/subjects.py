@@ -18,6 +18,7 @@ from steindiff.metrics import InceptionFeatures, references
 from steindiff.schedules import EDM, Discrete
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
+from steindiff.survey import Conditioned
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
 from steindiff.zoo.shipped import calibration
 
@@ -31,30 +32,45 @@ MOMENTS = Path(__file__).parent / "moments"
 """Moments of each model's real training images under `RandomFeatures`; benchmarks/demo_reference.py makes them."""
 
 
-def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
-    """A model of the zoo as a subject; the label of a seed is its remainder modulo the number of classes.
+def by_seed(network: ZooNetwork, guidance: float = 1.0) -> Conditioned:
+    """The denoiser of samples with given seeds; the label of a seed is its remainder modulo the number of classes.
 
     Args:
-        name: one of `zoo.names()`.
+        network: of the zoo, in any precision.
         guidance: scale w of classifier-free guidance; 1 is the conditional model, 0 the unconditional one.
-        device: where to run it.
 
     Raises:
-        ValueError: if the name is unknown or the scale negative.
+        ValueError: if the scale is negative.
     """
     if not guidance >= 0:
         raise ValueError(f"guidance = {guidance}: allowed are numbers >= 0")
-    network = zoo.load(name, device)
-    denoiser, schedule = PARAMETERISATIONS[type(network)]
+    denoiser, _ = PARAMETERISATIONS[type(network)]
+    device = next(network.parameters()).device
 
     def denoisers(seeds: Sequence[int]) -> Denoiser:
         labels = torch.tensor([seed % network.num_classes for seed in seeds], device=device)
         conditional = denoiser(partial(network, labels=labels))
         return conditional if guidance == 1.0 else Guided(conditional, denoiser(network), guidance)
 
+    return denoisers
+
+
+def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
+    """A model of the zoo as a subject, conditioned as in `by_seed`.
+
+    Args:
+        name: one of `zoo.names()`.
+        guidance: scale w of classifier-free guidance.
+        device: where to run it.
+
+    Raises:
+        ValueError: if the name is unknown or the scale negative.
+    """
+    network = zoo.load(name, device)
+    _, schedule = PARAMETERISATIONS[type(network)]
     return Subject(
         name=name,
-        denoisers=denoisers,
+        denoisers=by_seed(network, guidance),
         schedule=schedule(network),
         shape=network.shape,
         features=RandomFeatures(network.shape[0]),

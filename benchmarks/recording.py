@@ -1,0 +1,57 @@
+"""Records of benchmarks: a JSON list that grows one record at a time, and real images in one file."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from steindiff import datasets
+from steindiff.files import write_json
+
+
+class Records:
+    """A list of records on disk, whole after every addition; what is already there is not measured again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+
+    def __contains__(self, identity: dict[str, Any]) -> bool:
+        return any(all(record.get(k) == v for k, v in identity.items()) for record in self.records)
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        write_json(self.path, self.records)
+        print(json.dumps(record), flush=True)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Where a record was made, and with what."""
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def real_images(name: str, path: Path | None, count: int) -> Tensor:
+    """The first `count` training images of a dataset, bytes (N, 3, H, W); grey ones as three equal channels.
+
+    Args:
+        name: The dataset, for where there is no file.
+        path: A `.npz` file with `images`, bytes (N, C, H, W); None: fetched by package name.
+        count: How many.
+    """
+    if path is None:
+        images = datasets.load(name).images
+    else:
+        with np.load(path) as arrays:
+            images = torch.from_numpy(arrays["images"])
+    if len(images) < count:
+        raise SystemExit(f"{path or name}: holds {len(images)} images, need {count}")
+    return images[:count].expand(-1, 3, -1, -1)
