@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +41,14 @@ def read(path: Path) -> Moments:
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             count, mean, upper = int(arrays["count"]), arrays["mean"], arrays["covariance"]
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # readers of damaged files end in anything
         raise RuntimeError(f"reference statistics {path}: truncated or altered ({error})") from error
-    size = len(mean)
-    if upper.shape != (size * (size + 1) // 2,):
+    size = mean.size
+    if mean.shape != (size,) or upper.shape != (size * (size + 1) // 2,):
         raise RuntimeError(f"reference statistics {path}: covariance {upper.shape} does not fit mean {mean.shape}")
+    sound = mean.dtype == upper.dtype == np.float32 and np.isfinite(mean).all() and np.isfinite(upper).all()
+    if not sound or not size or count < 2:
+        raise RuntimeError(f"reference statistics {path}: count = {count}, need >= 2, and finite float32 numbers")
     covariance = np.zeros((size, size))
     covariance[np.triu_indices(size)] = upper
     covariance += np.triu(covariance, 1).T

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -49,11 +49,14 @@ def read(path: Path, *, digest: str | None = None, trust_pickle: bool = False) -
         try:
             with safe_open(path, framework="pt") as file:
                 return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        except DAMAGE as error:
+        except Exception as error:  # readers of damaged files end in anything
             raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
     if not trust_pickle:
         raise RuntimeError(f"weights {path}: not safetensors; unpickling runs code, allow it by trust_pickle=True")
-    state = torch.load(path, map_location="cpu", weights_only=False)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise RuntimeError(f"weights {path}: not a whole pickle ({error})") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise RuntimeError(f"weights {path}: holds no state dict (a mapping of names to tensors)")
     return state
@@ -64,7 +67,7 @@ def metadata(path: Path) -> dict[str, str]:
     try:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
-    except (FileNotFoundError, *DAMAGE) as error:
+    except Exception as error:  # readers of damaged files end in anything
         raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
 
 
