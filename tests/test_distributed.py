@@ -15,9 +15,10 @@ from steindiff.bases import Identity
 from steindiff.corrections import Relaxation
 from steindiff.corrections.balance import Balance
 from steindiff.denoisers import X0
+from steindiff.metrics.frechet import Moments
 from steindiff.probes import JVP, VJP, Antithetic, Exact, FiniteDifference, Normal
 from steindiff.schedules import VP
-from steindiff.statistics import PerSample, mean, ratio_error, shard
+from steindiff.statistics import PerSample, Share, gather, mean, ratio_error, shard
 
 SIZES = (5, 2)
 RELAXATIONS = {
@@ -33,6 +34,9 @@ RELAXATIONS = {
 def results(x: torch.Tensor) -> dict[str, torch.Tensor]:
     levels = GRIDS["logsnr"](VP(t_max=0.7), 4)
     found = {"mean": mean(x[:, 0]), "ratio": torch.stack(ratio_error(x[:, 0], x[:, 1].square() + 1.0))}
+    moments = Moments.of(x).everywhere()
+    found |= {"moments": torch.cat([moments.mean[None], moments.scatter]), "count": torch.tensor(moments.count)}
+    found["gathered"] = gather(x)
     for name, relaxation in RELAXATIONS.items():
         for solver in ("dpmpp-2m", "heun"):
             out = sample(X0(Nonlinear()), x, levels, SOLVERS[solver], relaxation)
@@ -84,3 +88,11 @@ def test_without_a_process_group_the_batch_is_the_whole():
     x = torch.arange(6.0).reshape(3, 2)
     assert shard(x) == (0, 3)
     assert float(mean(x[:, 0])) == 2.0
+
+
+def test_shares_make_the_whole_and_differ_by_one_at_most():
+    for count in range(12):
+        for world in range(1, 6):
+            parts = [list(Share(rank, world).of(range(count))) for rank in range(world)]
+            assert [item for part in parts for item in part] == list(range(count))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1

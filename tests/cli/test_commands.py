@@ -13,6 +13,7 @@ from steindiff import datasets
 from steindiff.calibration import Calibration
 from steindiff.cli.commands import evaluate
 from steindiff.metrics import InceptionFeatures
+from steindiff.production import Images
 
 COMPARE = "compare --model digits --nfe 4,5 --num 24"
 
@@ -62,43 +63,59 @@ def test_compare_says_what_is_left_out(steindiff, tmp_path):
     assert "calibrated: no calibration of digits for this solver at 5 evaluations, left out" in done.err
 
 
-def test_sample_folder_goes_on(steindiff, tmp_path):
-    line = f"sample --model digits --nfe 3 --out {tmp_path} --method edm"
-    assert steindiff(f"{line} --num 3 --seed 7").code == 0
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["000007.png", "000008.png", "000009.png"]
-    before = (tmp_path / "000008.png").stat().st_mtime_ns
-    (tmp_path / "000007.png").unlink()
-    done = steindiff(f"{line} --num 5 --seed 7 --json")
-    assert json.loads(done.out)["new"] == 3
-    assert json.loads(done.out)["kept"] == 2
-    assert (tmp_path / "000008.png").stat().st_mtime_ns == before
-    wrong = steindiff(f"sample --model digits --nfe 4 --out {tmp_path} --method edm")
-    assert wrong.code == 1
-    assert "nfe 3, not 4" in wrong.err
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_sample_archive_goes_on(steindiff, tmp_path):
-    path = tmp_path / "new" / "samples.npz"
-    line = f"sample --model digits --nfe 3 --out {path} --method logsnr"
-    assert steindiff(f"{line} --num 2").code == 0
-    done = steindiff(f"{line} --num 5 --batch 2")
-    assert "3 new images" in done.out
-    assert "2 were there" in done.out
-    with np.load(path) as found:
-        assert found["images"].shape == (5, 8, 8, 1)
-        assert found["images"].dtype == np.uint8
-        assert found["seeds"].tolist() == [0, 1, 2, 3, 4]
-    steindiff(f"sample --model digits --nfe 3 --out {tmp_path / 'png'} --method logsnr --num 5")
-    same = np.stack([pixels(tmp_path / "png" / f"{i:06d}.png") for i in range(5)])
-    with np.load(path) as found:
-        np.testing.assert_array_equal(found["images"][..., 0], same)
+SAMPLE = "sample --model digits --nfe 3 --method edm --num 5 --seed 7 --batch 2 --shard 2"
 
 
-def test_sample_refuses_a_foreign_archive(steindiff, tmp_path):
-    (tmp_path / "x.npz").write_bytes(b"something else")
-    done = steindiff(f"sample --model digits --out {tmp_path / 'x.npz'}")
+def test_sample_goes_on_and_ends_with_the_same_bytes(steindiff, tmp_path):
+    line = f"{SAMPLE} --out {tmp_path}"
+    assert "5 new images" in steindiff(line).out
+    whole = bytes_of(tmp_path)
+    (tmp_path / "shard-00001.safetensors").unlink()
+    (tmp_path / "shard-00002.safetensors").write_bytes(b"damaged")
+    done = steindiff(f"{line} --json")
+    assert (json.loads(done.out)["new"], json.loads(done.out)["kept"]) == (3, 2)
+    assert "shard-00002.safetensors: 7 bytes" in done.err
+    assert "made again" in done.err
+    assert bytes_of(tmp_path) == whole
+    assert "0 new images" in steindiff(line).out
+
+
+def test_sample_refuses_other_settings(steindiff, tmp_path):
+    assert steindiff(f"{SAMPLE} --out {tmp_path}").code == 0
+    whole = bytes_of(tmp_path)
+    for other, says in (("--nfe 4", "recipe.nfe: 3, not 4"), ("--num 6", "count: 5, not 6"), ("--batch 1", "batch: 2")):
+        done = steindiff(f"{SAMPLE} --out {tmp_path} {other}")
+        assert done.code == 1
+        assert says in done.err
+        assert done.err.count("\n") == 1
+    assert bytes_of(tmp_path) == whole
+
+
+def test_sample_as_plain_files(steindiff, tmp_path):
+    assert steindiff(f"{SAMPLE} --png --npz --out {tmp_path}").code == 0
+    assert sorted(path.name for path in (tmp_path / "png").iterdir()) == [f"{seed:06d}.png" for seed in range(7, 12)]
+    expected = torch.cat(list(Images(tmp_path).batches(5)))
+    pictures = np.stack([pixels(path) for path in sorted((tmp_path / "png").iterdir())])
+    np.testing.assert_array_equal(pictures, expected[:, 0])
+    archive = tmp_path / "images.npz"
+    with np.load(archive) as found:
+        np.testing.assert_array_equal(found["images"], expected.movedim(1, -1))
+        assert found["seeds"].tolist() == [7, 8, 9, 10, 11]
+        assert json.loads(str(found["settings"]))["recipe"]["nfe"] == 3
+    before = archive.read_bytes()
+    archive.unlink()
+    assert "0 new images" in steindiff(f"{SAMPLE} --npz --out {tmp_path}").out
+    assert archive.read_bytes() == before
+
+
+def test_sample_wants_a_folder(steindiff, tmp_path):
+    done = steindiff(f"{SAMPLE} --out {tmp_path / 'x.npz'}")
     assert done.code == 1
-    assert "not an archive of samples" in done.err
+    assert "need a folder; --npz writes" in done.err
 
 
 def test_calibrate_then_sample(steindiff, tmp_path):
@@ -108,8 +125,7 @@ def test_calibrate_then_sample(steindiff, tmp_path):
     path = tmp_path / "digits-dpmpp-2m-4.json"
     assert Calibration.load(path).nfe == 4
     assert steindiff(f"sample --model digits --calibration {path} --num 2 --out {tmp_path / 'samples'}").code == 0
-    facts = json.loads((tmp_path / "samples" / "sampling.json").read_text())
-    assert facts["nfe"] == 4
+    assert json.loads((tmp_path / "samples" / "manifest.json").read_text())["recipe"]["nfe"] == 4
     wrong = steindiff(f"sample --model fashion --calibration {path} --num 2 --out {tmp_path / 'other'}")
     assert wrong.code == 1
     assert "calibration does not fit: shape" in wrong.err
@@ -143,20 +159,44 @@ class Pooled(torch.nn.Module):
 def test_evaluate(steindiff, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate.Evaluation, "inception", Pooled())
     for name, seed in (("a", 0), ("b", 50)):
-        steindiff(f"sample --model digits --method edm --num 20 --seed {seed} --out {tmp_path / name}")
-    steindiff(f"sample --model digits --method edm --num 20 --seed 50 --out {tmp_path / 'b.npz'}")
+        steindiff(f"sample --model digits --method edm --num 20 --seed {seed} --png --npz --out {tmp_path / name}")
     metrics = "--metrics fid,kid,precision-recall --json"
     found = [
         json.loads(steindiff(f"evaluate {tmp_path / 'a'} --reference {tmp_path / b} {metrics}").out)
-        for b in ("b", "b.npz", "a")
+        for b in ("b", "b/images.npz", "b/png", "a")
     ]
     assert found[0]["samples"] == 20
-    assert found[0]["fid"] == pytest.approx(found[1]["fid"])
-    assert found[0]["kid"] == pytest.approx(found[1]["kid"])
-    assert found[0]["precision-recall"] == found[1]["precision-recall"]
-    assert found[2]["fid"] == pytest.approx(0, abs=1e-6)
-    assert found[2]["precision-recall"] == {"precision": 1, "recall": 1}
+    for other in found[1:3]:
+        assert [other[name] for name in ("fid", "kid", "precision-recall")] == [
+            found[0][name] for name in ("fid", "kid", "precision-recall")
+        ]
+    assert found[3]["fid"] == pytest.approx(0, abs=1e-6)
+    assert found[3]["precision-recall"] == {"precision": 1, "recall": 1}
     assert "fid" in steindiff(f"evaluate {tmp_path / 'a'} --reference {tmp_path / 'b'} --metrics fid").out
+
+
+def test_fid_streams(steindiff, tmp_path, monkeypatch):
+    seen = []
+
+    class Watched(Pooled):
+        def forward(self, images):
+            seen.append(len(images))
+            return super().forward(images)
+
+    monkeypatch.setattr(evaluate.Evaluation, "inception", Watched())
+    monkeypatch.setattr(evaluate, "gather", None)  # only measures that need all features may call it
+    steindiff(f"{SAMPLE} --out {tmp_path}")
+    done = steindiff(f"evaluate {tmp_path} --reference {tmp_path} --metrics fid --batch 2 --json")
+    assert json.loads(done.out)["fid"] == pytest.approx(0, abs=1e-6)
+    assert seen == [2, 2, 1, 2, 2, 1]
+
+
+def test_evaluate_refuses_an_incomplete_set(steindiff, tmp_path):
+    steindiff(f"{SAMPLE} --out {tmp_path}")
+    (tmp_path / "shard-00001.safetensors.sha256").unlink()
+    done = steindiff(f"evaluate {tmp_path} --metrics fid")
+    assert done.code == 1
+    assert "2 of 3 shards are sound; missing: 1" in done.err
 
 
 def test_evaluate_says_what_it_cannot(steindiff, tmp_path, monkeypatch):

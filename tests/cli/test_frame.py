@@ -9,7 +9,6 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -17,6 +16,7 @@ from typer.main import get_command
 import steindiff as package
 from steindiff.cli import commands
 from steindiff.cli.frame import build
+from steindiff.production import verify
 
 COMMANDS = [info.name for info in pkgutil.iter_modules(commands.__path__)]
 
@@ -155,6 +155,14 @@ def test_not_even_one_fits(steindiff, tmp_path):
     assert "out of memory even with one sample per batch" in done.err
 
 
+def test_sample_does_not_change_the_batch(steindiff, tmp_path):
+    done = steindiff(f"sample --model hungry --method edm --batch 5 --out {tmp_path}")
+    assert done.code == 1
+    assert one_line(done.err)
+    assert "batch = 5: does not fit in memory (shard 0, seeds 0 to 4); choose a smaller one" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_traceback_on_demand(steindiff, monkeypatch):
     monkeypatch.setenv("STEINDIFF_DEBUG", "1")
     with pytest.raises(ValueError, match="nonesuch"):
@@ -164,30 +172,27 @@ def test_traceback_on_demand(steindiff, monkeypatch):
 INTERRUPTED = """
 import os, signal, sys
 from steindiff.cli.frame import run
-from steindiff.compare import sample_parts
-from steindiff.cli.commands import sample
+from steindiff.production import making
 
-def after_the_first_part(*args, **options):
-    for part in sample_parts(*args, **options):
-        yield part
-        os.kill(os.getpid(), signal.SIGINT)
+def then_interrupt(*args):
+    write(*args)
+    os.kill(os.getpid(), signal.SIGINT)
 
-sample.sample_parts = after_the_first_part
+write, making.write = making.write, then_interrupt
 sys.exit(run(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("name", ["folder", "archive.npz"])
-def test_interrupt_leaves_whole_files(name):
+def test_interrupt_leaves_whole_files():
     with tempfile.TemporaryDirectory() as place:
-        line = f"sample --model fashion --method edm --nfe 1 --num 4 --batch 2 --out {place}/{name}"
+        line = f"sample --model fashion --method edm --nfe 1 --num 4 --batch 2 --shard 2 --out {place}"
         command = [sys.executable, "-c", INTERRUPTED, *line.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 130
         assert done.stderr.count("\n") == 1
         assert "interrupted" in done.stderr
-        found = sorted(path.name for path in Path(place).rglob("*") if path.is_file())
-        assert found in (["000000.png", "000001.png", "sampling.json"], ["archive.npz"])
+        condition = verify(place)
+        assert (condition.sound, condition.missing) == ((0,), (1,))
 
 
 def test_shell_completion():

@@ -15,6 +15,7 @@ from rich.markup import escape
 
 import steindiff
 from steindiff.cli import commands
+from steindiff.cli.launch import launched, speaker, together
 from steindiff.cli.output import errors
 
 MISTAKE, INTERRUPTED = 1, 130
@@ -29,6 +30,7 @@ def version(value: bool) -> None:
 
 
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and leave.")
     ] = False,
@@ -37,6 +39,10 @@ def root(
 
     Start with `steindiff compare`: the same seeds without and with SteinDiff, and the numbers.
     """
+    name = str(context.invoked_subcommand)
+    if launched() and not getattr(importlib.import_module(f"{commands.__name__}.{name}"), "TOGETHER", False):
+        raise ValueError(f"{name}: runs in one process; leave torchrun out")
+    context.with_resource(together())
 
 
 def build() -> typer.Typer:
@@ -57,7 +63,7 @@ def build() -> typer.Typer:
 
 def explain(error: BaseException) -> str:
     """One line for one error: what was wrong, with which file."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, MemoryError) and not str(error)):
         return "out of memory even with one sample per batch"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -72,8 +78,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = int(build()(list(arguments), prog_name="steindiff", standalone_mode=False) or 0)
     except typer.TyperException as error:
-        if error.format_message():
-            errors.print(f"[bold red]steindiff:[/] {escape(' '.join(error.format_message().split()))}", soft_wrap=True)
+        if text := " ".join(error.format_message().split()):
+            errors.print(f"[bold red]{speaker()}:[/] {escape(text)}", soft_wrap=True)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -83,10 +89,10 @@ def run(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
         if os.environ.get("STEINDIFF_DEBUG"):
             raise
-        errors.print(f"[bold red]steindiff:[/] {escape(explain(error))}", soft_wrap=True)
+        errors.print(f"[bold red]{speaker()}:[/] {escape(explain(error))}", soft_wrap=True)
         return MISTAKE
     if code == INTERRUPTED:  # typer, too, turns Ctrl-C into this code
-        errors.print("[bold red]steindiff:[/] interrupted; what was written is whole")
+        errors.print(f"[bold red]{speaker()}:[/] interrupted; what was written is whole")
     return code
 
 

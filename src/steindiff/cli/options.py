@@ -11,6 +11,7 @@ import torch
 import typer
 
 from steindiff.calibration import Calibration
+from steindiff.cli.launch import own_gpu
 from steindiff.compare import METHODS, Subject
 from steindiff.discovery import named
 from steindiff.grids import GRIDS
@@ -29,7 +30,7 @@ Nfe = Annotated[int, typer.Option(help="Network evaluations per image.")]
 Nfes = Annotated[str, typer.Option("--nfe", help="Network evaluations per image; several as 4,5,6,8.")]
 Num = Annotated[int, typer.Option(help="Number of images.")]
 Seed = Annotated[int, typer.Option(help="First seed; image i has seed SEED + i.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes the first GPU there is.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.")]
 Guidance = Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model.")]
 Batch = Annotated[int, typer.Option(help="Images evaluated together; halved where memory runs out.")]
 Method = Annotated[
@@ -45,16 +46,16 @@ def device(name: str) -> str:
     """The device meant, checked to be there.
 
     Raises:
-        ValueError: if there is no such device.
+        ValueError: if there is no such device, or fewer GPUs than processes.
     """
     there = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
     if name == "auto":
-        return next((kind for kind in there if kind != "cpu"), "cpu")
+        name = next((kind for kind in there if kind != "cpu"), "cpu")
     kind, _, index = name.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if kind not in there or (index and not (index.isdigit() and int(index) < count)):
         raise ValueError(f"device = {name!r}: allowed here are auto, {', '.join(there)}")
-    return name
+    return own_gpu(count) if name == "cuda" else name
 
 
 def numbers(argument: str, text: str) -> list[int]:

@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from steindiff.cli.launch import speaker
+from steindiff.statistics import share
+
 results = Console(highlight=False)
 """Stdout. Rich drops colours and boxes' control codes by itself where this is a pipe."""
 errors = Console(stderr=True, highlight=False)
@@ -19,7 +22,7 @@ errors = Console(stderr=True, highlight=False)
 
 def note(text: str) -> None:
     """Something worth knowing that is not the result."""
-    errors.print(f"[yellow]steindiff:[/] {escape(text)}", soft_wrap=True)
+    errors.print(f"[yellow]{speaker()}:[/] {escape(text)}", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -29,7 +32,7 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A live progress bar with the time left; silent where stderr is not a terminal."""
+    """A live progress bar with the time left; silent where stderr is not a terminal, and in all processes but one."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -38,5 +41,6 @@ def progress() -> Iterator[Progress]:
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("left"),
     )
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    silent = not errors.is_terminal or share().rank > 0
+    with Progress(*columns, console=errors, transient=True, disable=silent) as bar:
         yield bar

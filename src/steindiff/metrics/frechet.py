@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from steindiff.statistics import distributed, total
+
 Features = Callable[[Tensor], Tensor]
 """Any map of images (B, C, H, W) to features (B, F)."""
 
@@ -59,14 +61,14 @@ class Moments:
     @classmethod
     def stream(cls, images: Iterable[Tensor], features: Features) -> Moments:
         """Moments of the features of batches of images, each (B, C, H, W)."""
-        total: Moments | None = None
+        whole: Moments | None = None
         with torch.no_grad():
             for batch in images:
                 part = cls.of(features(batch))
-                total = part if total is None else total + part
-        if total is None:
+                whole = part if whole is None else whole + part
+        if whole is None:
             raise ValueError("images: no batch was given")
-        return total
+        return whole
 
     def __add__(self, other: Moments) -> Moments:
         if self.mean.shape != other.mean.shape:
@@ -75,6 +77,18 @@ class Moments:
         shift = other.mean - self.mean
         scatter = self.scatter + other.scatter + (self.count * other.count / count) * torch.outer(shift, shift)
         return Moments(count, self.mean + shift * (other.count / count), scatter)
+
+    def everywhere(self) -> Moments:
+        r"""Moments of the samples of all processes, equal in all of them; as they are without a process group.
+
+        .. math:: μ = \frac{Σ_k n_k μ_k}{Σ_k n_k}, \quad S = Σ_k S_k + n_k (μ_k − μ)(μ_k − μ)^⊤
+        """
+        if not distributed():
+            return self
+        sums = total(torch.cat([self.count * self.mean, self.mean.new_full((1,), self.count)]))
+        mean = sums[:-1] / sums[-1]
+        shift = self.mean - mean
+        return Moments(int(sums[-1]), mean, total(self.scatter + self.count * torch.outer(shift, shift)))
 
     @property
     def covariance(self) -> Tensor:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from steindiff import __version__
@@ -23,7 +22,7 @@ from steindiff.sample import sample
 from steindiff.sealed import checksum
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
-from steindiff.statistics import alone, distributed
+from steindiff.statistics import alone, share
 
 
 class Produced(NamedTuple):
@@ -65,7 +64,7 @@ def produce(
     seeds: range,
     folder: str | Path,
     *,
-    shard_size: int = 1000,
+    shard_size: int = 500,
     batch: int = 100,
     labels: Callable[[int], int] | None = None,
     begin: Callable[[int], None] = lambda total: None,
@@ -115,7 +114,7 @@ def produce(
     )
     writable(folder)
     manifest = manifest.check(folder) or manifest
-    rank, world = (dist.get_rank(), dist.get_world_size()) if distributed() else (0, 1)
+    rank, world = share()
     condition = examine(folder, manifest, range(rank, manifest.shards, world))
     for text in condition.damaged.values():
         note(f"{text}; made again")

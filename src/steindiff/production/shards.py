@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from steindiff.files import write_bytes
 from steindiff.production.manifest import Manifest
+from steindiff.statistics import WHOLE, Share
 
 NAMED = 8
 """A message names at most so many shards."""
@@ -183,12 +186,23 @@ class Images:
         """All shards in the order of their seeds."""
         return (read(self.folder, self.manifest, k) for k in range(self.manifest.shards))
 
-    def batches(self, size: int) -> Iterator[Tensor]:
-        """All images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends.
+    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        """Images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends.
+
+        Args:
+            size: images at a time.
+            share: all batches, or some of them for each process; shards of which none is wanted are not read.
 
         Raises:
             ValueError: if `size` is not positive, or a shard was damaged meanwhile.
         """
         if size < 1:
             raise ValueError(f"size = {size}: allowed are whole numbers >= 1")
-        return (part for shard in self.shards() for part in shard.images.split(size))
+        manifest = self.manifest
+        cuts = [(k, i) for k in range(manifest.shards) for i in range(0, len(manifest.part(k)), size)]
+        return (
+            images[i : i + size]
+            for k, group in groupby(share.of(cuts), key=itemgetter(0))
+            for images in [read(self.folder, manifest, k).images]
+            for _, i in group
+        )

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import base64
-import io
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from steindiff.compare import Comparison
-from steindiff.pixels import to_uint8
+from steindiff.pixels import picture, png, to_uint8
 
 GAP, CAPTION = 2, 150
 
 
-def to_bytes(x: Tensor) -> np.ndarray:
-    """Images in [−1, 1], `(*, C, H, W)`, as bytes, `(*, H, W, C)`."""
-    return to_uint8(x).movedim(-3, -1).numpy()
-
-
 def to_image(x: Tensor) -> Image.Image:
     """One image in [−1, 1], `(C, H, W)` with C = 1 or 3, as bytes."""
-    pixels = to_bytes(x)
-    return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
-
-
-def png(x: Tensor) -> bytes:
-    """The PNG file of one image `(C, H, W)`."""
-    buffer = io.BytesIO()
-    to_image(x).save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
+    return picture(to_uint8(x))
 
 
 def data_uri(x: Tensor) -> str:
     """The PNG of one image as a URI that needs no request."""
-    return "data:image/png;base64," + base64.b64encode(png(x)).decode()
+    return "data:image/png;base64," + base64.b64encode(png(to_uint8(x))).decode()
 
 
 def contact_sheet(comparison: Comparison, columns: int = 12) -> Image.Image:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import torch
 import typer
 from torch import Tensor
@@ -28,12 +27,20 @@ from steindiff.metrics import (
     precision_recall,
     references,
 )
+from steindiff.pictures import Archive, Folder, Pictures, Stack
+from steindiff.production import Images
+from steindiff.production.manifest import MANIFEST
+from steindiff.statistics import gather, share
 
 EXAMPLES = (
     "steindiff evaluate samples --reference cifar10-train",
-    "steindiff evaluate samples.npz --reference real-images --metrics fid,kid,precision-recall --json",
+    "steindiff evaluate samples/images.npz --reference real-images --metrics fid,kid,precision-recall --json",
     "steindiff evaluate samples --reference cifar10 --metrics fid,is,fd-dinov2 --device cuda --batch 200",
+    "torchrun --nproc_per_node=8 -m -- steindiff.cli evaluate fifty-thousand --reference cifar10-train --metrics fid",
 )
+
+TOGETHER = True
+"""Processes started by torchrun share the work."""
 
 SHIPPED = sorted(path.stem for path in references.FOLDER.glob("*.npz"))
 """Names of the statistics that ship with the package."""
@@ -45,47 +52,47 @@ class NotMeasured(Exception):
     """Why a measure could not be taken; the others still can."""
 
 
-def archive(path: Path, batch: int) -> Iterator[Tensor]:
-    """Images of a `.npz` file, its array `images` or its only one, bytes `(N, H, W, C)`; yields `(B, 3, H, W)`.
+def pictures(path: Path) -> Pictures:
+    """Images of a set made by `steindiff sample`, of a `.npz` file, or of a folder.
 
     Raises:
-        ValueError: if the file holds no such array.
+        OSError: if it cannot be read.
+        ValueError: if it holds no images, is damaged, or a set is incomplete.
     """
-    try:
-        with np.load(path) as arrays:
-            key = "images" if "images" in arrays else arrays.files[0]
-            images = arrays[key]
-    except (ValueError, IndexError, EOFError) as error:
-        raise ValueError(f"{path}: not an archive of images ({error})") from None
-    if images.ndim != 4 or images.shape[-1] not in (1, 3) or images.dtype != np.uint8 or not len(images):
-        raise ValueError(f"{path}: {key} is {images.dtype} {images.shape}, need bytes of shape (N, H, W, 1 or 3)")
-    for part in torch.from_numpy(images).movedim(-1, 1).split(batch):
-        yield part.expand(-1, 3, -1, -1)
+    if (path / MANIFEST).exists():
+        return Images(path)
+    return Archive(path) if path.suffix == ".npz" else Folder(path)
 
 
-def pictures(path: Path, batch: int) -> Iterator[Tensor]:
-    """Images of a folder or a `.npz` file, bytes `(B, 3, H, W)` a batch at a time."""
-    return archive(path, batch) if path.suffix == ".npz" else datasets.folder(path, batch)
+class Seen(NamedTuple):
+    """What a network makes of a set of images: moments of the features, and the features `(N, F)` themselves."""
+
+    moments: Moments
+    features: Tensor | None
 
 
 class Evaluation:
     """Samples, what they are compared with, and features of both, made when first needed.
 
+    With a process group, each process sees a part of the images, and all of them find the same.
+
     Args:
-        samples: folder or `.npz` file.
-        reference: name of shipped statistics or of a dataset, or a folder or `.npz` file; None: nothing.
+        samples: the images to measure.
+        reference: name of shipped statistics or of a dataset, or a path as `pictures` takes it; None: nothing.
         device: where the networks run.
         batch: images at a time.
+        keep: whether a measure needs all features; otherwise one batch at a time is in memory.
     """
 
-    def __init__(self, samples: Path, reference: str | None, device: str, batch: int) -> None:
+    def __init__(self, samples: Pictures, reference: str | None, device: str, batch: int, keep: bool) -> None:
         self.samples = samples
         self.reference = reference
         self.device = device
         self.batch = batch
+        self.keep = keep
 
     @property
-    def real(self) -> Iterator[Tensor]:
+    def real(self) -> Pictures:
         """The reference's images.
 
         Raises:
@@ -94,11 +101,10 @@ class Evaluation:
         if self.reference is None:
             raise NotMeasured("needs --reference")
         if self.reference in datasets.SOURCES:
-            images = datasets.load(self.reference).images
-            return (part.expand(-1, 3, -1, -1) for part in images.split(self.batch))
+            return Stack(datasets.load(self.reference).images)
         if self.reference in SHIPPED:
             raise NotMeasured(f"{self.reference} holds statistics only; give a folder, a .npz file or a dataset's name")
-        return pictures(Path(self.reference), self.batch)
+        return pictures(Path(self.reference))
 
     @cached_property
     def inception(self) -> InceptionFeatures:
@@ -108,47 +114,73 @@ class Evaluation:
         except datasets.Unavailable as error:
             raise NotMeasured(str(error)) from error
 
-    def gather(self, images: Iterator[Tensor], network: Callable[[Tensor], Tensor]) -> Tensor:
-        """What a network makes of images, `(N, F)`."""
-        with torch.no_grad():
-            return torch.cat([network(part.to(self.device)).cpu() for part in images])
+    def see(self, images: Pictures, network: Callable[[Tensor], Tensor], keep: bool = False) -> Seen:
+        """Look at images through a network.
+
+        Raises:
+            ValueError: if there are fewer batches than processes.
+        """
+        world = share().world
+        if len(images) <= self.batch * (world - 1):
+            raise ValueError(
+                f"batch = {self.batch}: {len(images)} images are fewer than a batch for each of {world} processes; "
+                "choose a smaller one"
+            )
+        kept = []
+
+        def features(part: Tensor) -> Tensor:
+            found = network(part.expand(-1, 3, -1, -1).to(self.device)).cpu()
+            if keep:
+                kept.append(found)
+            return found
+
+        moments = Moments.stream(images.batches(self.batch, share()), features).everywhere()
+        return Seen(moments, gather(torch.cat(kept)) if keep else None)
 
     @cached_property
-    def sampled_features(self) -> Tensor:
-        """Inception features of the samples, `(N, 2048)`."""
-        return self.gather(pictures(self.samples, self.batch), self.inception)
+    def sampled(self) -> Seen:
+        """The samples through Inception, 2048 features."""
+        return self.see(self.samples, self.inception, self.keep)
 
     @cached_property
-    def real_features(self) -> Tensor:
-        """Inception features of the reference, `(M, 2048)`."""
-        return self.gather(self.real, self.inception)
+    def known(self) -> Seen:
+        """The reference through Inception, 2048 features."""
+        return self.see(self.real, self.inception, self.keep)
+
+    def features(self) -> tuple[Tensor, Tensor]:
+        """Inception features of reference and samples, `(M, 2048)` and `(N, 2048)`."""
+        real, sampled = self.known.features, self.sampled.features
+        assert real is not None, "keep is set for measures that need features"
+        assert sampled is not None
+        return real, sampled
 
     def fid(self) -> float:
         """Fréchet distance of Inception features."""
-        if self.reference in SHIPPED:
-            return frechet_distance(Moments.of(self.sampled_features), references.load(str(self.reference)))
-        return frechet_distance(Moments.of(self.sampled_features), Moments.of(self.real_features))
+        shipped = self.reference in SHIPPED
+        return frechet_distance(
+            self.sampled.moments, references.load(str(self.reference)) if shipped else self.known.moments
+        )
 
     def kid(self) -> dict[str, float]:
         """Kernel distance of Inception features."""
-        x, y = self.sampled_features, self.real_features
-        size = min(SUBSET, len(x), len(y))
-        return kernel_distance(x, y, size=size, generator=torch.Generator().manual_seed(0))._asdict()
+        real, sampled = self.features()
+        size = min(SUBSET, len(sampled), len(real))
+        return kernel_distance(sampled, real, size=size, generator=torch.Generator().manual_seed(0))._asdict()
 
     def precision_recall(self) -> dict[str, float]:
         """Precision and recall on Inception features."""
-        return precision_recall(self.real_features, self.sampled_features)._asdict()
+        return precision_recall(*self.features())._asdict()
 
     def inception_score(self) -> dict[str, float]:
         """Inception score."""
-        logits = self.gather(pictures(self.samples, self.batch), inception_classifier(self.device))
+        logits = self.see(self.samples, inception_classifier(self.device), keep=True).features
+        assert logits is not None
         return inception_score(logits, splits=min(10, len(logits)))._asdict()
 
     def fd_dinov2(self) -> float:
         """Fréchet distance of DINOv2 features."""
         real, network = self.real, dinov2_features(self.device)
-        sampled = pictures(self.samples, self.batch)
-        return frechet_distance(*(Moments.of(self.gather(images, network)) for images in (sampled, real)))
+        return frechet_distance(*(self.see(images, network).moments for images in (self.samples, real)))
 
 
 METRICS: dict[str, Callable[[Evaluation], Any]] = {
@@ -160,9 +192,12 @@ METRICS: dict[str, Callable[[Evaluation], Any]] = {
 }
 """The measures by name."""
 
+KEEPING = {"kid", "precision-recall"}
+"""Those that need all Inception features at once."""
+
 
 def command(
-    samples: Annotated[Path, typer.Argument(help="Folder of images, or a .npz file with bytes (N, H, W, C).")],
+    samples: Annotated[Path, typer.Argument(help="What `steindiff sample` wrote, a folder of images, or a .npz file.")],
     reference: Annotated[
         str | None,
         typer.Option(
@@ -177,7 +212,7 @@ def command(
     batch: options.Batch = 50,
     json: options.Json = False,
 ) -> None:
-    """Measure a folder of images or a .npz file: FID, KID, precision and recall, Inception score, FD-DINOv2.
+    """Measure a set of images: FID, KID, precision and recall, Inception score, FD-DINOv2.
 
     Needs the networks behind them: Inception is downloaded once by package name; what cannot be had is said to be
     not measured. Compare equal numbers of samples only: FID falls as they grow.
@@ -187,8 +222,8 @@ def command(
         raise ValueError(f"batch = {batch}: allowed are whole numbers >= 1")
     if not samples.exists():
         raise ValueError(f"samples = {str(samples)!r}: no such file or folder")
-    evaluation = Evaluation(samples, reference, options.device(device), batch)
-    count = sum(len(part) for part in pictures(samples, batch))
+    images = pictures(samples)
+    evaluation = Evaluation(images, reference, options.device(device), batch, bool(KEEPING & set(chosen)))
     found: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     with progress() as bar:
@@ -200,14 +235,16 @@ def command(
             except (NotMeasured, WeightsUnavailable) as error:
                 reasons[name] = str(error)
             bar.advance(task)
+    if share().rank:
+        return
     for name, reason in reasons.items():
         note(f"{name}: not measured: {reason}")
     if not found:
         raise ValueError("metrics: none of those asked for could be measured")
     if json:
-        print_json({"samples": count, "reference": reference, **found, "not_measured": reasons})
+        print_json({"samples": len(images), "reference": reference, **found, "not_measured": reasons})
         return
-    results.print(f"{count} images" + (f" against {reference}" if reference else ""))
+    results.print(f"{len(images)} images" + (f" against {reference}" if reference else ""))
     for name, value in found.items():
         parts = value if isinstance(value, dict) else {"": value}
         results.print(f"[bold]{name}[/]  " + "  ".join(f"{key} {number:.4g}".strip() for key, number in parts.items()))

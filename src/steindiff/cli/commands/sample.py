@@ -2,110 +2,31 @@
 
 from __future__ import annotations
 
-import io
-import json as jsons
-from collections.abc import Mapping, Sequence
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
+import torch
 import typer
-from torch import Tensor
 
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
-from steindiff.compare import METHODS, Plan, Subject, sample_parts
+from steindiff.compare import METHODS, Plan, Subject
 from steindiff.discovery import named
-from steindiff.files import folder, write_bytes, write_text
-from steindiff.report.picture import png, to_bytes
+from steindiff.production import Images, produce, to_npz, to_png
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
+from steindiff.statistics import share, total
 
 EXAMPLES = (
-    "steindiff sample --num 64 --out samples",
-    "steindiff sample --nfe 8 --solver dpmpp-3m --method edm --num 64 --out samples.npz",
+    "steindiff sample --num 64 --png --out samples",
+    "steindiff sample --nfe 8 --solver dpmpp-3m --method edm --num 64 --npz --out samples",
     "steindiff sample --calibration my.json --num 1000 --seed 5000 --device cuda --batch 250 --out more",
+    "torchrun --nproc_per_node=8 -m -- steindiff.cli sample --num 50000 --batch 500 --out fifty-thousand",
 )
 
-RECORD = "sampling.json"
-"""The file beside the images that says how they were made."""
-
-
-class Images:
-    """A folder with one PNG for each seed, and a record of how they were made."""
-
-    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self.path = folder(path)
-        record = path / RECORD
-        if record.exists():
-            check_same(record, jsons.loads(record.read_text(encoding="utf-8")), facts)
-        else:
-            write_text(record, jsons.dumps(dict(facts), indent=1) + "\n")
-
-    def missing(self, seeds: Sequence[int]) -> list[int]:
-        """The seeds that have no image yet."""
-        return [seed for seed in seeds if not self._file(seed).exists()]
-
-    def add(self, seeds: Sequence[int], images: Tensor) -> None:
-        """Write the images of some seeds."""
-        for seed, image in zip(seeds, images, strict=True):
-            write_bytes(self._file(seed), png(image))
-
-    def close(self) -> None:
-        """Nothing is left to do."""
-
-    def _file(self, seed: int) -> Path:
-        return self.path / f"{seed:06d}.png"
-
-
-class Archive:
-    """One `.npz` file: `images`, bytes `(N, H, W, C)`, their `seeds`, and `settings` as JSON."""
-
-    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self.path = path
-        self.facts = dict(facts)
-        self.images: dict[int, np.ndarray] = {}
-        folder(path.parent)
-        if path.exists():
-            try:
-                with np.load(path) as old:
-                    known = jsons.loads(str(old["settings"]))
-                    self.images = dict(zip(old["seeds"].tolist(), old["images"], strict=True))
-            except (ValueError, KeyError, OSError, EOFError) as error:
-                raise ValueError(f"{path}: not an archive of samples ({error})") from None
-            check_same(path, known, facts)
-        self.known = len(self.images)
-
-    def missing(self, seeds: Sequence[int]) -> list[int]:
-        """The seeds that have no image yet."""
-        return [seed for seed in seeds if seed not in self.images]
-
-    def add(self, seeds: Sequence[int], images: Tensor) -> None:
-        """Keep the images of some seeds until the archive is written."""
-        self.images.update(zip(seeds, to_bytes(images), strict=True))
-
-    def close(self) -> None:
-        """Write the archive with all there is, whole."""
-        if len(self.images) == self.known:
-            return
-        order = sorted(self.images)
-        buffer = io.BytesIO()
-        stacked = np.stack([self.images[seed] for seed in order])
-        np.savez_compressed(buffer, images=stacked, seeds=np.array(order), settings=np.array(jsons.dumps(self.facts)))
-        write_bytes(self.path, buffer.getvalue())
-
-
-def check_same(path: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to mix samples made differently.
-
-    Raises:
-        ValueError: naming what differs.
-    """
-    differing = [
-        f"{name} {known.get(name)!r}, not {value!r}" for name, value in wanted.items() if known.get(name) != value
-    ]
-    if differing:
-        raise ValueError(f"out: {path} holds samples made with {'; '.join(differing)}: choose another --out")
+TOGETHER = True
+"""Processes started by torchrun share the work."""
 
 
 def plan(subject: Subject, method: str, solver: Solver, nfe: int) -> Plan:
@@ -124,7 +45,7 @@ def plan(subject: Subject, method: str, solver: Solver, nfe: int) -> Plan:
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder for one PNG per seed, or a .npz file for all.")],
+    out: Annotated[Path, typer.Option(help="Folder for the set: shards of images with checksums, and a manifest.")],
     model: options.Model = "cifar10",
     solver: options.Solver = "dpmpp-2m",
     nfe: options.Nfe = 5,
@@ -134,13 +55,20 @@ def command(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     guidance: options.Guidance = 1.0,
-    batch: options.Batch = 16,
+    batch: Annotated[int, typer.Option(help="Images evaluated together; part of the set's settings.")] = 16,
+    shard: Annotated[int, typer.Option(help="Images in a file; a kill loses no more than these.")] = 500,
+    png: Annotated[bool, typer.Option("--png", help="Write one PNG per seed, too, to OUT/png.")] = False,
+    npz: Annotated[bool, typer.Option("--npz", help="Write all images, too, to OUT/images.npz.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Sample images, one file per seed or one .npz for all; run it again to go on where it stopped.
+    """Sample images, one per seed; run it again to go on where it stopped.
 
-    With `--calibration` solver and number of evaluations are the file's own.
+    Files appear whole or not at all. Killed and run again, with one process or several, it ends with the same bytes;
+    other settings in the same folder are refused. With `--calibration` solver and number of evaluations are the file's
+    own.
     """
+    if out.suffix == ".npz":
+        raise ValueError(f"out = {str(out)!r}: need a folder; --npz writes OUT/images.npz")
     seeds = options.seeds(num, seed)
     subject = options.subject(model, guidance, device)
     chosen = named("solver", solver, SOLVERS)
@@ -148,24 +76,32 @@ def command(
         subject, loaded = options.with_calibrations(subject, calibration, guidance)
         chosen, nfe, method = loaded[-1].solver, loaded[-1].nfe, "calibrated"
     planned = plan(subject, method, chosen, nfe)
-    facts = {"model": model, "solver": repr(chosen), "nfe": nfe, "method": method, "guidance": guidance}
-    store = (Archive if out.suffix == ".npz" else Images)(out, facts)
-    missing = store.missing(seeds)
-    seconds = 0.0
+    begun = time.perf_counter()
     with progress() as bar:
-        task = bar.add_task(f"{model}, {method}, {nfe} evaluations", total=planned.effort * len(missing))
-        try:
-            for part in sample_parts(
-                subject, chosen, planned, missing, batch, advance=lambda amount: bar.advance(task, amount), note=note
-            ):
-                store.add(part.seeds, part.images)
-                seconds += part.seconds
-        finally:
-            store.close()
-    if json:
-        print_json(
-            {**facts, "out": str(out), "new": len(missing), "kept": len(seeds) - len(missing), "seconds": seconds}
+        task = bar.add_task(f"{model}, {method}, {nfe} evaluations", total=None)
+        done = produce(
+            subject,
+            chosen,
+            planned,
+            seeds,
+            out,
+            shard_size=shard,
+            batch=batch,
+            begin=lambda images: bar.update(task, total=images),
+            advance=lambda images: bar.advance(task, images),
+            note=note,
         )
+        new, kept = total(torch.tensor(done)).tolist()  # waits for the other processes
+    seconds = time.perf_counter() - begun
+    if share().rank:
         return
-    kept = f", {len(seeds) - len(missing)} were there" if len(missing) < len(seeds) else ""
-    results.print(f"[bold]{out}[/]: {len(missing)} new images in {seconds:.1f} s{kept}", soft_wrap=True)
+    if png:
+        to_png(Images(out), out / "png")
+    if npz:
+        to_npz(Images(out), out / "images.npz")
+    if json:
+        facts = {"model": model, "solver": repr(chosen), "nfe": nfe, "method": method, "guidance": guidance}
+        print_json({**facts, "out": str(out), "new": new, "kept": kept, "seconds": seconds})
+        return
+    there = f", {kept} were there" if kept else ""
+    results.print(f"[bold]{out}[/]: {new} new images in {seconds:.1f} s{there}", soft_wrap=True)

@@ -1,0 +1,51 @@
+"""Processes started by `torchrun`: how they meet, which of them takes which GPU, and how each names itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+PATIENCE = timedelta(days=7)
+"""How long a process waits for the others; `torchrun` ends them all where one fails."""
+
+
+def launched() -> bool:
+    """Whether `torchrun` started this process."""
+    return dist.is_available() and dist.is_torchelastic_launched()
+
+
+def speaker() -> str:
+    """Who says something: the program, or which of its processes."""
+    return f"steindiff, process {os.environ['RANK']}" if launched() else "steindiff"
+
+
+def own_gpu(count: int) -> str:
+    """The GPU of this process, `cuda` or by number.
+
+    Raises:
+        ValueError: if there are fewer than processes on this machine.
+    """
+    if not launched():
+        return "cuda"
+    index, processes = int(os.environ["LOCAL_RANK"]), os.environ["LOCAL_WORLD_SIZE"]
+    if index >= count:
+        raise ValueError(f"nproc_per_node = {processes}: allowed here are at most {count}, the GPUs")
+    return f"cuda:{index}"
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Inside, processes started by `torchrun` form one group: NCCL for tensors on GPUs, gloo for those on CPUs."""
+    if not launched():
+        yield
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

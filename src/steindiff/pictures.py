@@ -1,0 +1,159 @@
+"""Sets of images wherever they lie, read a batch at a time: folders, archives, tensors.
+
+A finished production, `steindiff.production.Images`, is such a set, too.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from steindiff.statistics import WHOLE, Share
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
+"""What a file may be, whatever its name says: some of the other formats are programs."""
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+class Pictures(Protocol):
+    """A set of images."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        """The images in order, uint8 `(B, C, H, W)`, B <= `size`.
+
+        The set is cut into batches first, and whole batches are shared: a process sees the batches that one process
+        alone would see.
+        """
+
+
+class Folder:
+    """The images of a folder and its subfolders, in order of name, as `(B, 3, H, W)`.
+
+    Args:
+        path: the folder; files with other suffixes than `SUFFIXES` are passed over.
+
+    Raises:
+        ValueError: if the folder is missing or holds no image; from `batches`, if an image cannot be read or sizes
+            differ.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise ValueError(f"path = {path}: no such folder")
+        self.files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        if not self.files:
+            raise ValueError(f"path = {path}: holds no image; looked for {', '.join(sorted(SUFFIXES))}")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        shape: tuple[int, ...] | None = None
+        for start in share.of(range(0, len(self), size)):
+            images = []
+            for file in self.files[start : start + size]:
+                pixels = decode(file)
+                shape = shape or pixels.shape
+                if pixels.shape != shape:
+                    raise ValueError(f"image {file}: {pixels.shape[:2]} pixels, the others have {shape[:2]}")
+                images.append(torch.from_numpy(pixels).permute(2, 0, 1))
+            yield torch.stack(images)
+
+
+def decode(file: Path) -> np.ndarray:
+    """The pixels of an image, bytes `(H, W, 3)`.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            return np.array(image.convert("RGB"))
+    except Exception as error:  # decoders of damaged files end in anything
+        raise ValueError(f"image {file}: cannot be read ({error})") from error
+
+
+class Archive:
+    """The images of a `.npz` file: its array `images` or its first one, bytes `(N, H, W, C)` with C = 1 or 3.
+
+    The array is streamed, and nothing but bytes is read: an array of objects, which would be unpickled, is refused.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: if the file is damaged or holds no such array; from `batches` likewise.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._array() as (_, shape):
+            self.shape = shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        one = math.prod(self.shape[1:])
+        starts = share.of(range(0, len(self), size))
+        with self._array() as (file, shape):
+            if shape != self.shape:
+                raise ValueError("changed while it was read")
+            file.seek(one * starts[0] if starts else 0, 1)
+            for start in starts:
+                count = min(size, len(self) - start)
+                data = file.read(one * count)
+                if len(data) != one * count:
+                    raise ValueError(f"ends before image {start + count} of {len(self)}")
+                images = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                yield images.reshape(count, *self.shape[1:]).movedim(-1, 1)
+
+    @contextmanager
+    def _array(self) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
+        """The array's shape, and its bytes as a file."""
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                names = archive.namelist()
+                name = "images.npy" if "images.npy" in names else names[0]
+                with archive.open(name) as file:
+                    version = np.lib.format.read_magic(file)
+                    if version not in HEADERS:
+                        raise ValueError(f"format {version} of {name}")
+                    shape, fortran, dtype = HEADERS[version](file)
+                    good = len(shape) == 4 and min(shape) > 0 and shape[-1] in (1, 3) and dtype == np.uint8
+                    if not good or fortran:
+                        order = " in Fortran order" * fortran
+                        raise ValueError(f"{name} is {dtype} {shape}{order}, need bytes (N, H, W, 1 or 3) in C order")
+                    yield file, shape
+        except Exception as error:  # readers of damaged files end in anything
+            raise ValueError(f"{self.path}: not an archive of images ({error})") from None
+
+
+class Stack:
+    """Images that are in memory.
+
+    Args:
+        images: uint8 `(N, C, H, W)`.
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+        return iter(share.of(self.images.split(size)))

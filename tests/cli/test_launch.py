@@ -1,0 +1,84 @@
+"""Processes started by torchrun make and measure what one process does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launched
+from steindiff.cli import launch, options
+from steindiff.cli.commands import evaluate
+from steindiff.statistics import Share
+
+SAMPLE = "sample --model digits --nfe 3 --method edm --num 30 --batch 4 --shard 8 --png --npz --json --out OUT/set"
+EVALUATE = "evaluate OUT/set --reference OUT/set/png --metrics fid,kid,precision-recall --batch 4 --json"
+
+
+def torchrun(line: str) -> dict:
+    """What two processes print."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--"]
+    done = subprocess.run([*command, launched.__file__, *line.split()], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # one process speaks for all
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def pooled(monkeypatch):
+    monkeypatch.setattr(evaluate.Evaluation, "inception", staticmethod(launched.pooled))
+
+
+def test_two_processes_do_what_one_does(steindiff, pooled, tmp_path):
+    """Bytes are equal, features are equal, sums over images up to the order of summation."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    made = json.loads(steindiff(SAMPLE.replace("OUT", str(one))).out)
+    also = torchrun(SAMPLE.replace("OUT", str(two)))
+    assert (made["new"], made["kept"]) == (also["new"], also["kept"]) == (30, 0)
+    assert files(one) == files(two)
+    measured = json.loads(steindiff(EVALUATE.replace("OUT", str(one))).out)
+    again = torchrun(EVALUATE.replace("OUT", str(two)))
+    assert again["fid"] == pytest.approx(measured["fid"], abs=1e-12)
+    assert again["kid"] == measured["kid"]
+    assert again["precision-recall"] == measured["precision-recall"]
+
+
+def test_fewer_images_than_processes_is_said(steindiff, pooled, tmp_path, monkeypatch):
+    steindiff(SAMPLE.replace("OUT", str(tmp_path)))
+    monkeypatch.setattr(evaluate, "share", lambda: Share(0, 2))
+    done = steindiff(EVALUATE.replace("OUT", str(tmp_path)).replace("--batch 4", "--batch 30"))
+    assert done.code == 1
+    assert "batch = 30: 30 images are fewer than a batch for each of 2 processes; choose a smaller one" in done.err
+
+
+def start(monkeypatch, rank: int, local: int) -> None:
+    """As torchrun does."""
+    variables = {"TORCHELASTIC_RUN_ID": 1, "RANK": rank, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": 4}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_other_commands_are_for_one_process(steindiff, monkeypatch):
+    start(monkeypatch, rank=3, local=3)
+    done = steindiff("compare --model digits")
+    assert done == (1, "", "steindiff, process 3: compare: runs in one process; leave torchrun out\n")
+
+
+def test_every_process_takes_its_own_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert options.device("auto") == "cuda"
+    start(monkeypatch, rank=5, local=1)
+    assert launch.speaker() == "steindiff, process 5"
+    assert options.device("auto") == options.device("cuda") == "cuda:1"
+    assert options.device("cuda:0") == "cuda:0"
+    assert options.device("cpu") == "cpu"
+    start(monkeypatch, rank=2, local=2)
+    with pytest.raises(ValueError, match="nproc_per_node = 4: allowed here are at most 2, the GPUs"):
+        options.device("auto")
