@@ -116,6 +116,29 @@ def test_other_files_are_refused(tmp_path: Path, clone: Path):
         edm.load(tmp_path / "other.safetensors", source=clone)
 
 
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (
+            {"module": "os", "class": "system", "arguments": '{"command": "touch SPRUNG"}'},
+            "allowed are the networks of",
+        ),
+        ({"class": "torch", "arguments": "{}"}, "class = 'torch', allowed are the networks of training.networks"),
+        ({"class": "EDMPrecond", "arguments": "["}, "does not fit training.networks.EDMPrecond"),
+        ({"class": "EDMPrecond", "arguments": "[]"}, "does not fit"),
+        ({"class": "EDMPrecond", "arguments": '{"img_resolution": 8, "img_channels": -1}'}, "does not fit"),
+        ({"class": "EDMPrecond", "arguments": '{"img_resolution": 8, "img_channels": 3}'}, "does not fit"),
+    ],
+)
+def test_a_converted_file_says_which_network_and_no_more(tmp_path: Path, clone: Path, facts: dict[str, str], says: str):
+    sprung = tmp_path / "sprung"
+    facts = {name: value.replace("SPRUNG", str(sprung)) for name, value in facts.items()}
+    weights.write(tmp_path / "net.safetensors", {"a": torch.zeros(1)}, facts)
+    with pytest.raises(ValueError, match=says):
+        edm.load(tmp_path / "net.safetensors", source=clone)
+    assert not sprung.exists()
+
+
 @pytest.mark.parametrize(("name", "labels"), [("uncond", None), ("cond", [1, 3])])
 def test_convert_and_sample(name: str, labels: list[int] | None, files: Path, clone: Path, tmp_path: Path):
     """The converted file gives the same network without any pickle, and carries the licence."""

@@ -66,7 +66,7 @@ def _unpickle(path: Path, source: str | Path | None) -> nn.Module:
         raise ValueError(
             f"source: {path.name} needs the module {error.name}; give the folder of a clone of NVlabs/edm or edm2"
         ) from error
-    except (pickle.UnpicklingError, EOFError) as error:
+    except Exception as error:  # readers of damaged files end in anything
         raise ValueError(f"path = {str(path)!r}: not a whole pickle ({error})") from error
     network = content.get("ema") if isinstance(content, dict) else None
     if not isinstance(network, nn.Module):
@@ -93,6 +93,7 @@ def load(
         FileNotFoundError: if there is no such file.
         ValueError: if it is a pickle and not trusted, if the network's code is missing, or if the file is something
             else.
+        RuntimeError: if it is a damaged safetensors file.
     """
     path = Path(path)
     if not path.is_file():
@@ -110,18 +111,29 @@ def load(
 
 
 def _rebuild(path: Path, source: str | Path | None) -> nn.Module:
+    """The network a converted file describes.
+
+    The file chooses a network of the clone by name and gives its arguments; it has no say in what is imported.
+    """
     header = weights.metadata(path)
-    if not {"module", "class", "arguments"} <= set(header):
+    if not {"class", "arguments"} <= set(header):
         raise ValueError(f"path = {str(path)!r}: was not written by steindiff.integrations.edm.convert")
+    name = header["class"]
     try:
         with importable(source):
-            module = importlib.import_module(header["module"])
+            module = importlib.import_module(MODULES.get(name, "training.networks"))
     except ModuleNotFoundError as error:
         raise ValueError(
             f"source: {path.name} needs the module {error.name}; give the folder of a clone of NVlabs/edm or edm2"
         ) from error
-    network: nn.Module = getattr(module, header["class"])(**json.loads(header["arguments"]))
-    network.load_state_dict(weights.read(path))
+    kind = getattr(module, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+        raise ValueError(f"path = {str(path)!r}: class = {name!r}, allowed are the networks of {module.__name__}")
+    try:
+        network = kind(**json.loads(header["arguments"]))
+        network.load_state_dict(weights.read(path))
+    except Exception as error:  # arguments of the file's choice end in anything
+        raise ValueError(f"path = {str(path)!r}: does not fit {module.__name__}.{name} ({error})") from error
     return network
 
 
@@ -146,7 +158,6 @@ def convert(
     if arguments is None or getattr(network, "init_args", None):
         raise ValueError(f"path = {str(path)!r}: its network does not record the arguments it was built with")
     header = {
-        "module": MODULES.get(type(network).__name__, "training.networks"),
         "class": type(network).__name__,
         "arguments": json.dumps(dict(arguments)),
         "licence": LICENCE,
