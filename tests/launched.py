@@ -1,7 +1,12 @@
-"""The command line with the digits as a model, for tests/cli/test_launch.py: `torchrun tests/launched.py ARGUMENTS`."""
+"""The command line with the digits as a model, for tests/cli/test_launch.py: `torchrun tests/launched.py ARGUMENTS`.
+
+With `DIE` in the environment process 1 is killed after its first shard, unless it was started anew.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import torch
@@ -9,6 +14,7 @@ import torch
 import subjects
 from steindiff.cli.commands import evaluate
 from steindiff.cli.frame import run
+from steindiff.production import making
 from steindiff.subjects import MODELS
 
 
@@ -18,8 +24,20 @@ def pooled(images: torch.Tensor) -> torch.Tensor:
     return torch.cat([x.mean(2), x.std(2)], dim=1)
 
 
+def die_after_a_shard() -> None:
+    write = making.write
+
+    def last(*args) -> None:
+        write(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    making.write = last
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     MODELS["digits"] = lambda guidance, device: subjects.subject()
     evaluate.Evaluation.inception = staticmethod(pooled)
+    if "DIE" in os.environ and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        die_after_a_shard()
     sys.exit(run(sys.argv[1:]))

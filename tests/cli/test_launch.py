@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,13 @@ SAMPLE = "sample --model digits --nfe 3 --method edm --num 30 --batch 4 --shard 
 EVALUATE = "evaluate OUT/set --reference OUT/set/png --metrics fid,kid,precision-recall --batch 4 --json"
 
 
-def torchrun(line: str) -> dict:
-    """What two processes print."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--"]
-    done = subprocess.run([*command, launched.__file__, *line.split()], capture_output=True, text=True, timeout=120)
+def torchrun(line: str, **environment: str) -> tuple[dict, str]:
+    """What two processes print, and what is said beside it."""
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    command = [*program, "--", launched.__file__, *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)  # one process speaks for all
+    return json.loads(done.stdout), done.stderr  # one process speaks for all
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -36,14 +38,17 @@ def pooled(monkeypatch):
 
 
 def test_two_processes_do_what_one_does(steindiff, pooled, tmp_path):
-    """Bytes are equal, features are equal, sums over images up to the order of summation."""
+    """Bytes are equal, after a kill, too; features are equal, sums over images up to the order of summation."""
     one, two = tmp_path / "one", tmp_path / "two"
     made = json.loads(steindiff(SAMPLE.replace("OUT", str(one))).out)
-    also = torchrun(SAMPLE.replace("OUT", str(two)))
-    assert (made["new"], made["kept"]) == (also["new"], also["kept"]) == (30, 0)
+    also, said = torchrun(SAMPLE.replace("OUT", str(two)), DIE="1")
+    assert "failed (exitcode: -9) local_rank: 1" in said
+    assert (made["new"], made["kept"]) == (30, 0)
+    assert also["new"] + also["kept"] == 30
+    assert also["kept"] >= 8
     assert files(one) == files(two)
     measured = json.loads(steindiff(EVALUATE.replace("OUT", str(one))).out)
-    again = torchrun(EVALUATE.replace("OUT", str(two)))
+    again, _ = torchrun(EVALUATE.replace("OUT", str(two)))
     assert again["fid"] == pytest.approx(measured["fid"], abs=1e-12)
     assert again["kid"] == measured["kid"]
     assert again["precision-recall"] == measured["precision-recall"]

@@ -44,7 +44,11 @@ def together() -> Iterator[None]:
     if not launched():
         yield
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    store, rank, world = next(dist.rendezvous("env://"))
+    # After a restart by torchrun the store still holds the addresses of those that died.
+    store = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     try:
         yield
     finally:
