@@ -24,14 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fid import Bench, Cell, limit
+from fid import Bench, Cell
 from recording import Records, machine, real_images
 from steindiff import SOLVERS, datasets
 from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, kernel_distance, precision_recall
 from steindiff.zoo import load
 
+LIMIT = Cell("heun", 35, "edm")
 BUDGETS = (5, 8)
-BASELINES = ("edm-min", "logsnr-min")
+BASELINES = ("edm-min", "logsnr-min", "edm", "logsnr")
 """The published grids a calibration is compared with."""
 SUBSET = 1000
 """KID is averaged over subsets of this size, or of all samples where there are fewer."""
@@ -49,7 +50,7 @@ def chosen(records: list[dict[str, Any]], samples: int) -> list[Cell]:
         records: Those of `benchmarks/fid.py`.
         samples: Which of them: equal numbers of samples only can be compared.
     """
-    cells = limit()
+    cells = [LIMIT]
     for nfe in BUDGETS:
         here = sorted(
             (r for r in records if r["nfe"] == nfe and r["samples"] == samples), key=lambda record: record["fid"]
