@@ -1,7 +1,7 @@
 r"""Averages over a batch, also one that is spread over processes.
 
-With `torch.distributed` initialised every process holds a shard of one global batch, in order of rank. Sums and
-counts are all-reduced, so what is computed from them does not depend on how the batch was cut.
+With `torch.distributed` initialised every process holds a shard of one global batch, in order of rank. What is computed
+here does not depend on how the batch was cut.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ def total(values: Tensor) -> Tensor:
 
 def gather(values: Tensor) -> Tensor:
     """The global batch, `(total, *)`, of which `values`, `(B, *)`, is the local part; in order of rank, to the bit."""
+    if not distributed():
+        return values
     place = shard(values)
     whole = values.new_zeros((place.total, *values.shape[1:]))
     whole[place.offset : place.offset + len(values)] = values
@@ -95,10 +97,12 @@ def gather(values: Tensor) -> Tensor:
 
 
 def mean(values: Tensor) -> Tensor:
-    """The mean of `values`, `(B, *)`, over the global batch: float64, `(*)`, equal in all processes."""
-    local = values.double().sum(0)
-    sums = total(torch.cat([local.flatten(), local.new_full((1,), len(values))]))
-    return (sums[:-1] / sums[-1]).reshape(local.shape)
+    """The mean of `values`, `(B, *)`, over the global batch: float64, `(*)`, equal in all processes.
+
+    Gathered before they are summed, so that it is the mean of one process to the bit.
+    """
+    whole = gather(values.double())
+    return whole.sum(0) / len(whole)
 
 
 class Average(ABC):
