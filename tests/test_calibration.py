@@ -15,7 +15,7 @@ from torch import Tensor
 from problems import FLOAT, gaussian, mixture
 from steindiff import GRIDS, SCHEDULES, SOLVERS, Levels, noise, sample
 from steindiff.bases import DCT, Basis, Identity
-from steindiff.calibrate import SteinEnergy, calibrate
+from steindiff.calibrate import ByEnergy, SteinEnergy, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.balance import Balance, balance
 from steindiff.corrections.replay import Replay
@@ -156,7 +156,15 @@ def test_calibrated_samples_have_the_true_spectrum(name: str, solver: str):
 def test_reference_free_energy_serves_too():
     model = Spectral()
     found = calibrate(
-        model, DDIM(), EDM(), 5, (1, 12), measured=MEASURED["edm"], batch=4000, dtype=FLOAT, energy=SteinEnergy(0.5)
+        model,
+        DDIM(),
+        EDM(),
+        5,
+        (1, 12),
+        measured=MEASURED["edm"],
+        batch=4000,
+        dtype=FLOAT,
+        fit=ByEnergy(SteinEnergy(0.5)),
     )
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
     torch.testing.assert_close(
@@ -176,6 +184,7 @@ def test_many_steps_are_left_all_but_alone():
         batch=4000,
         dtype=FLOAT,
         grid=GRIDS["edm"],
+        fit=ByEnergy(),
     )
     touched = sum(value != 1.0 for row in found.rho for value in row)
     assert touched < 0.5 * 40 * BASIS.bands
@@ -261,7 +270,7 @@ def resign(content: dict) -> dict:
     ("change", "message"),
     [
         (lambda c: {}, "'format' is missing"),
-        (lambda c: resign({**c, "format": 99}), "format = 99: this version reads 1 only"),
+        (lambda c: resign({**c, "format": 99}), "format = 99: this version reads 2 only"),
         (lambda c: {**c, "nfe": 6}, "altered or is damaged"),
         (lambda c: resign({**c, "nfe": 6}), "nfe = 6: solver and levels make 5"),
         (lambda c: resign({k: v for k, v in c.items() if k != "rho"}), "fields missing: rho"),
@@ -270,6 +279,9 @@ def resign(content: dict) -> dict:
         (lambda c: resign({**c, "solver": {"kind": "DPMSolverMultistep", "nominal_order": 9}}), "order = 9"),
         (lambda c: resign({**c, "levels": c["levels"][::-1]}), "must strictly decrease|does not lie below"),
         (lambda c: resign({**c, "rho": c["rho"][:2]}), "2 and 5 entries for 5 steps"),
+        (lambda c: resign({**c, "tau": c["tau"][:2]}), "tau: 2 entries for 5 steps"),
+        (lambda c: resign({**c, "tau": [[[1.0]]] * 5}), r"tau\[0\]: need rows of 12 finite numbers"),
+        (lambda c: resign({**c, "rho": [[]] * 5}), r"tau\[\d\]: given for a step without rho"),
         (lambda c: resign({**c, "rho": [[1.0]] * 5}), r"rho\[0\]: need 12 finite numbers"),
         (lambda c: resign({**c, "gamma": ["x"] * 5}), "x"),
         (lambda c: [], "'format' is missing"),

@@ -2,15 +2,17 @@ r"""Stein calibration: measure once where to step and how much energy each step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from steindiff.calibration import Calibration, fingerprint
+from steindiff.corrections.alignment import Alignment
 from steindiff.corrections.balance import Balance
+from steindiff.corrections.base import Correction
 from steindiff.denoisers.base import Denoiser
 from steindiff.grids.base import Grid
 from steindiff.sample import sample
@@ -38,6 +40,64 @@ class SteinEnergy:
         return measured.stein_energy(self.ratio * measured.sigma_data)
 
 
+Fit = Callable[[Survey], Correction]
+"""How a coarse run is corrected while it is measured: a survey to a correction that says ρ, τ and their errors."""
+
+
+@dataclass(frozen=True)
+class ByAlignment:
+    r"""Align with the model's own fine trajectory and match its typical energy; see `corrections.alignment`.
+
+    Args:
+        below: balance the energy of steps that end at σ/α <= below · σ_data.
+        bound: keep the energy factor in [1/bound, bound].
+        significance: leave a band alone unless the correction exceeds so many standard errors.
+        terms: how many differences of the latest denoised images to use.
+        tail: weight of busy images in the fit; ∞ counts all alike.
+        ridge: pull towards the plain step.
+    """
+
+    below: float = 2.0
+    bound: float = 4.0
+    significance: float = 2.0
+    terms: int = 2
+    tail: float = 0.1
+    ridge: float = 1e-3
+
+    def __call__(self, measured: Survey) -> Correction:
+        return Alignment(
+            measured.basis,
+            measured.path,
+            self.below * measured.sigma_data,
+            self.bound,
+            self.significance,
+            self.terms,
+            self.tail,
+            self.ridge,
+        )
+
+
+@dataclass(frozen=True)
+class ByEnergy:
+    r"""Only balance the energy, one factor a band; see `corrections.balance`.
+
+    Args:
+        energy: where the clean energy M comes from: `self_energy`, or a `SteinEnergy`.
+        below: balance steps that end at σ/α <= below · σ_data; 0 the last step only, ∞ all.
+        bound: keep ρ in [1/bound, bound].
+        significance: leave a band alone unless |ρ − 1| exceeds this many standard errors.
+    """
+
+    energy: Energy = self_energy
+    below: float = 2.0
+    bound: float = 4.0
+    significance: float = 2.0
+
+    def __call__(self, measured: Survey) -> Correction:
+        below = self.below * measured.sigma_data
+        return Balance(measured.basis, self.energy(measured), below, self.bound, self.significance)
+
+
 def calibrate(
     denoiser: Denoiser | Conditioned,
     solver: Solver,
@@ -50,10 +110,7 @@ def calibrate(
     batch: int = 64,
     power: float = 0.2,
     grid: Grid | None = None,
-    energy: Energy = self_energy,
-    below: float = 2.0,
-    bound: float = 4.0,
-    significance: float = 2.0,
+    fit: Fit | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     settings: dict[str, Any] | None = None,
@@ -61,8 +118,8 @@ def calibrate(
 ) -> Calibration:
     r"""Calibrate a solver at a budget.
 
-    A survey (many steps, Rademacher probes at some levels) gives the Stein grid and the clean energy M. Then the
-    coarse trajectory is run once with `Balance`, each step seeing the states the corrected steps before it made.
+    A survey (many steps, Rademacher probes at some levels) gives the Stein grid and the trajectory to follow. Then the
+    coarse trajectory is run once and corrected, each step seeing the states the corrected steps before it made.
 
     Args:
         denoiser: D(x, level), or a function from seeds to the denoiser of those samples.
@@ -75,10 +132,7 @@ def calibrate(
         batch: at most so many samples in one network call.
         power: exponent of the Stein grid.
         grid: another grid instead of the Stein grid.
-        energy: `self_energy`, or a `SteinEnergy`.
-        below: balance steps that end at σ/α <= below · σ_data; 0 the last step only, ∞ all.
-        bound: keep ρ in [1/bound, bound].
-        significance: leave a band alone unless |ρ − 1| exceeds this many standard errors.
+        fit: how to correct; default `ByAlignment()`.
         device: where to run.
         dtype: of the state.
         settings: further facts to record, and to be checked before use (guidance, prompts).
@@ -90,33 +144,42 @@ def calibrate(
     levels = solver.levels(grid or measured.grid(power), schedule, nfe)
     x = noise(measured.seeds, shape, levels[0], dtype).to(device)
     whole = conditioned(denoiser, measured.seeds, batch)
-    correction = Balance(measured.basis, energy(measured), below * measured.sigma_data, bound, significance)
-    out = sample(whole, x, levels, solver, correction, callback=callback)
-    rho, error = [], []
-    for statistics in out.statistics:
-        found = statistics["rho"]
-        active = found is not None and bool((found != 1.0).any())
-        rho.append(tuple(found.tolist()) if active else ())
-        error.append(tuple(statistics["error"].tolist()) if active else ())
+    fit = fit or ByAlignment()
+    out = sample(whole, x, levels, solver, fit(measured), callback=callback)
+    rows = [step_row(statistics) for statistics in out.statistics]
     return Calibration(
         solver,
         levels,
         measured.basis,
-        tuple(rho),
+        tuple(row.rho for row in rows),
         (1.0,) * levels.steps,
-        tuple(error),
+        tuple(row.error for row in rows),
         fingerprint(conditioned(denoiser, measured.seeds[:1], 1), shape, schedule, device),
         {
             **(settings or {}),
             "seed": measured.seeds[0],
             "samples": len(measured.seeds),
             "grid": type(grid).__name__ if grid else f"Stein, power {power}",
-            "energy": getattr(energy, "__name__", repr(energy)),
-            "below": below,
-            "bound": bound,
-            "significance": significance,
+            "fit": repr(fit),
             "network_calls": measured.network_calls + out.network_calls,
             "backward_passes": measured.backward_passes,
             "torch": torch.__version__,
         },
+        tuple(row.tau for row in rows),
     )
+
+
+class StepRow(NamedTuple):
+    """What a calibration keeps of one step; all empty where it is left alone."""
+
+    rho: tuple[float, ...] = ()
+    tau: tuple[tuple[float, ...], ...] = ()
+    error: tuple[float, ...] = ()
+
+
+def step_row(statistics: Mapping[str, Any]) -> StepRow:
+    """The row of a step from what its correction said."""
+    rho, tau = statistics.get("rho"), statistics.get("tau", ())
+    if rho is None or not (bool((rho != 1.0).any()) or any(bool(row.any()) for row in tau)):
+        return StepRow()
+    return StepRow(tuple(rho.tolist()), tuple(tuple(row.tolist()) for row in tau), tuple(statistics["error"].tolist()))

@@ -22,10 +22,10 @@ from steindiff.sealed import seal, unseal
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file format; a file of another version is refused."""
 
-FIELDS = {"format", "solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "error", "model", "settings"}
+FIELDS = {"format", "solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "tau", "error", "model", "settings"}
 """What a file must hold, beside its checksum."""
 
 
@@ -54,17 +54,18 @@ def fingerprint(
 
 @dataclass(frozen=True)
 class Calibration:
-    r"""Levels, γ and ρ for one model, solver and number of evaluations.
+    r"""Levels, γ, ρ and τ for one model, solver and number of evaluations.
 
     Attributes:
         solver: what it was measured with.
         levels: where to step.
-        basis: in which ρ acts.
-        rho: per step: K factors, or empty where the step is left alone.
+        basis: in which ρ and τ act.
+        rho: per step: K weights of the solver's effective denoised image, or empty where the step is left alone.
         gamma: per step: the relaxation coefficient; 1 leaves the step alone.
-        error: standard errors of `rho`, in the same layout.
+        error: standard errors of the energy correction contained in `rho`, in the same layout.
         model: fingerprint of the model, empty if unknown.
         settings: how it was measured: seeds, probes, cost, versions.
+        tau: per step: for each difference ∇D_1, ∇D_2, … of the latest denoised images K weights; none by default.
     """
 
     solver: Solver
@@ -75,14 +76,24 @@ class Calibration:
     error: tuple[tuple[float, ...], ...] = ()
     model: tuple[float, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    tau: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
         steps, bands = self.levels.steps, self.basis.bands
+        if not self.tau:
+            object.__setattr__(self, "tau", ((),) * steps)
         if len(self.rho) != steps or len(self.gamma) != steps:
             raise ValueError(f"rho, gamma: {len(self.rho)} and {len(self.gamma)} entries for {steps} steps")
         for i, row in enumerate(self.rho):
-            if row and (len(row) != bands or not all(math.isfinite(v) and v >= 0 for v in row)):
-                raise ValueError(f"rho[{i}]: need {bands} finite numbers >= 0, or none")
+            if row and (len(row) != bands or not all(map(math.isfinite, row))):
+                raise ValueError(f"rho[{i}]: need {bands} finite numbers, or none")
+        if len(self.tau) != steps:
+            raise ValueError(f"tau: {len(self.tau)} entries for {steps} steps")
+        for i, rows in enumerate(self.tau):
+            if rows and not self.rho[i]:
+                raise ValueError(f"tau[{i}]: given for a step without rho")
+            if not all(len(row) == bands and all(map(math.isfinite, row)) for row in rows):
+                raise ValueError(f"tau[{i}]: need rows of {bands} finite numbers")
         if not all(math.isfinite(g) for g in self.gamma):
             raise ValueError("gamma: need finite numbers")
 
@@ -157,6 +168,7 @@ class Calibration:
             "basis": describe(self.basis),
             "gamma": list(self.gamma),
             "rho": [[round(v, 6) for v in row] for row in self.rho],
+            "tau": [[[round(v, 6) for v in row] for row in rows] for rows in self.tau],
             "error": [[float(f"{v:.3g}") for v in row] for row in self.error],
             "model": list(self.model),
             "settings": self.settings,
@@ -186,9 +198,12 @@ class Calibration:
                 error=tuple(tuple(map(float, row)) for row in body["error"]),
                 model=tuple(map(float, body["model"])),
                 settings=dict(body["settings"]),
+                tau=tuple(tuple(tuple(map(float, row)) for row in rows) for rows in body["tau"]),
             )
         except (TypeError, KeyError, OverflowError) as error:
             raise ValueError(f"a field has the wrong type: {error}") from None
+        if len(body["tau"]) != calibration.levels.steps:
+            raise ValueError(f"tau: {len(body['tau'])} entries for {calibration.levels.steps} steps")
         if calibration.nfe != body["nfe"]:
             raise ValueError(f"nfe = {body['nfe']!r}: solver and levels make {calibration.nfe}")
         return calibration

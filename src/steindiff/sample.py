@@ -98,6 +98,7 @@ def sample(
     check_state(x)
     correction = correction or Plain()
     calls = denoiser.calls
+    memory = max(solver.memory, correction.memory)
     history: tuple[Evaluation, ...] = ()
     statistics: list[Mapping[str, Any]] = []
     sizes: list[list[Tensor]] = []
@@ -106,7 +107,7 @@ def sample(
     for i in track(range(levels.steps), "sampling", disable=not progress):
         step = Step(solver.tableau(levels, i), denoiser, history)
         x, evaluations, stats, passes = correction(step, x, levels, i)
-        history = (*reversed(evaluations), *history)[: solver.memory]
+        history = (*reversed(evaluations), *history)[:memory]
         nfe += len(evaluations)
         backward_passes += passes
         statistics.append(stats)

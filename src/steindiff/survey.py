@@ -21,16 +21,17 @@ from steindiff.bases import Basis, natural_basis
 from steindiff.denoisers.base import Denoiser
 from steindiff.denoisers.split import Split
 from steindiff.grids.base import Grid
-from steindiff.grids.karras import Karras
+from steindiff.grids.logsnr import LogSNR
 from steindiff.grids.stein import Stein
-from steindiff.levels import Level
+from steindiff.levels import Level, Levels
 from steindiff.probes.directions import Rademacher
 from steindiff.probes.pullback import Route, by_autograd, pullback
-from steindiff.sample import sample
+from steindiff.sample import Moment, sample
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 from steindiff.solvers.dpmpp import DPMSolverMultistep
+from steindiff.statistics import mean
 
 Conditioned = Callable[[Sequence[int]], Denoiser]
 """Seeds to the denoiser of a batch with those seeds: a sample's condition belongs to its seed."""
@@ -69,7 +70,7 @@ class Station:
 
     def cost(self) -> float:
         r"""σ² E tr(J²), the energy a first-order step of unit log-size loses here."""
-        return self.level.sigma**2 * float(self.square.mean())
+        return self.level.sigma**2 * float(mean(self.square))
 
 
 def measure(
@@ -95,6 +96,55 @@ def measure(
 
 
 @dataclass(frozen=True)
+class Path:
+    r"""A trajectory that can be read at any level between its ends.
+
+    In κ = α/σ the ODE is d(x/σ)/dκ = D: states and denoised images are values and slopes of one curve, and a cubic
+    Hermite polynomial joins them. Where the slope at the end of a stretch was not evaluated it is a straight line.
+
+    Attributes:
+        levels: that were visited.
+        states: at all of them, each `(N, *)`.
+        denoised: at the first ones, each `(N, *)`.
+    """
+
+    levels: Levels
+    states: tuple[Tensor, ...]
+    denoised: tuple[Tensor, ...]
+
+    def __call__(self, level: Level) -> Tensor:
+        """The states at `level`, `(N, *)`.
+
+        Raises:
+            ValueError: if the trajectory does not reach that level.
+        """
+        ratios = [known.ratio for known in self.levels]
+        for known, ratio in zip(self.states, ratios, strict=True):
+            if math.isclose(ratio, level.ratio, rel_tol=1e-9):
+                return known
+        if not max(ratios[-1], self._finest) < level.ratio < ratios[0]:
+            raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
+        i = max(k for k, ratio in enumerate(ratios) if ratio > level.ratio)
+        s, e = self.levels[i], self.levels[i + 1]
+        start, end = s.alpha / s.sigma, e.alpha / e.sigma
+        width = end - start
+        u = (level.alpha / level.sigma - start) / width
+        if i + 1 == len(self.denoised):
+            value = (1.0 - u) / s.sigma * self.states[i] + u / e.sigma * self.states[i + 1]
+            return level.sigma * value
+        value = (1.0 + 2.0 * u) * (1.0 - u) ** 2 / s.sigma * self.states[i]
+        value = value + u * u * (3.0 - 2.0 * u) / e.sigma * self.states[i + 1]
+        value = value + width * u * (1.0 - u) ** 2 * self.denoised[i]
+        value = value - width * u * u * (1.0 - u) * self.denoised[i + 1]
+        return level.sigma * value
+
+    @property
+    def _finest(self) -> float:
+        """The smallest σ/α > 0 visited."""
+        return min(known.ratio for known in self.levels if known.sigma > 0.0)
+
+
+@dataclass(frozen=True)
 class Survey:
     """A fine trajectory with measurements.
 
@@ -103,7 +153,7 @@ class Survey:
         basis: the basis of the bands.
         seeds: of the samples.
         stations: measured levels, from noise to data, on the first samples only.
-        samples: where the trajectory ended, `(N, *)`.
+        path: the trajectory.
         network_calls: what it cost, the stations included.
         backward_passes: likewise.
     """
@@ -112,9 +162,14 @@ class Survey:
     basis: Basis
     seeds: tuple[int, ...]
     stations: tuple[Station, ...]
-    samples: Tensor
+    path: Path
     network_calls: int
     backward_passes: int
+
+    @property
+    def samples(self) -> Tensor:
+        """Where the trajectory ended, `(N, *)`."""
+        return self.path.states[-1]
 
     def self_energy(self) -> Tensor:
         """The energy |x_f|² of the trajectory's own samples, `(N, K)`: right also where D is no conditional mean."""
@@ -123,17 +178,25 @@ class Survey:
     def stein_energy(self, ratio: float) -> Tensor:
         r"""The reference-free clean energy at the station nearest to σ/α = `ratio`, mean over samples, `(1, K)`."""
         station = min(self.stations, key=lambda s: abs(s.level.lam - Level(0.0, 1.0, ratio).lam))
-        return station.clean_energy().mean(0, keepdim=True)
+        return mean(station.clean_energy())[None]
 
     @property
     def sigma_data(self) -> float:
         """Root mean square of the samples, the scale σ/α is compared with."""
-        return float(self.samples.double().square().mean().sqrt())
+        return float(mean(self.samples.double().square().flatten(1).mean(1)).sqrt())
 
-    def grid(self, power: float = 0.2, *, to_zero: bool = True) -> Stein:
-        """The Stein grid that follows from the stations."""
+    def grid(self, power: float = 0.2) -> Stein:
+        """The Stein grid that follows from the stations; it ends where the trajectory did."""
         knots = [(station.level.lam, max(station.cost(), 1e-12)) for station in self.stations]
-        return Stein(tuple(knots), power, to_zero)
+        return Stein(tuple(knots), power, to_zero=self.path.levels[-1].sigma == 0.0)
+
+
+def visible(schedule: Schedule) -> bool:
+    """Whether noise at the schedule's smallest level shows: it is above half a grey level of images in [−1, 1].
+
+    If it is not, a run may as well end there: the last step to σ = 0 would remove detail with it.
+    """
+    return schedule.ratio_min > 1.0 / 255.0
 
 
 def measurable(schedule: Schedule) -> Schedule:
@@ -175,8 +238,8 @@ def survey(
         probes: Rademacher directions for each.
         batch: at most so many samples in one network call.
         basis: default: the natural one for `shape`.
-        grid: of the trajectory; default EDM's.
-        solver: of the trajectory; default DPM-Solver++(2M). It must evaluate at the states it visits.
+        grid: of the trajectory; default log-SNR's, to σ = 0. Calibrated runs on the Stein grid end where it ends.
+        solver: of the trajectory; default DPM-Solver++(3M). It must evaluate once a step, at the state it visits.
         device: where to run.
         dtype: of the state.
         route: how to pull back.
@@ -191,11 +254,18 @@ def survey(
         raise ValueError(f"probes = {probes}, probed = {probed}: need >= 1 probe on 1 to {len(seeds)} samples")
     shape = tuple(shape)
     basis = basis or natural_basis(shape)
-    levels = (grid or Karras())(measurable(schedule), steps)
+    levels = (grid or LogSNR())(measurable(schedule), steps)
     whole = conditioned(denoiser, seeds, batch)
     calls = whole.calls
     x = noise(seeds, shape, levels[0], dtype).to(device)
-    out = sample(whole, x, levels, solver or DPMSolverMultistep(2), callback=callback, capture=True)
+    denoised: list[Tensor] = []
+
+    def watch(moment: Moment) -> bool | None:
+        assert moment.denoised is not None, "the solver evaluates at every state"
+        denoised.append(moment.denoised)
+        return None if callback is None else callback(moment)
+
+    out = sample(whole, x, levels, solver or DPMSolverMultistep(3), callback=watch, capture=True)
     cost = whole.calls - calls
     measured = []
     for k in range(stations):
@@ -212,4 +282,5 @@ def survey(
             Station(levels[i], *(torch.cat([getattr(p, name) for p in parts]) for name in ("energy", "gain", "square")))
         )
     passes = stations * -(-probed // batch) * probes if stations else 0
-    return Survey(schedule, basis, tuple(seeds), tuple(measured), out.x, cost, passes)
+    path = Path(levels, out.trajectory, tuple(denoised))
+    return Survey(schedule, basis, tuple(seeds), tuple(measured), path, cost, passes)

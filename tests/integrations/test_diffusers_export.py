@@ -20,7 +20,7 @@ diffusers = pytest.importorskip("diffusers")
 from steindiff.integrations import diffusers as ours  # noqa: E402
 from steindiff.integrations.diffusers.tiny import quiet  # noqa: E402
 
-QUICK = {"seeds": range(2), "steps": 4, "batch": 2, "grid": LogSNR(), "class_labels": [0, 1]}
+QUICK = {"seeds": range(2), "steps": 8, "batch": 2, "grid": LogSNR(), "class_labels": [0, 1]}
 
 
 def pixels(x: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from steindiff import sample
-from steindiff.calibrate import SteinEnergy
+from steindiff.calibrate import ByEnergy, SteinEnergy
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.grids import LogSNR
@@ -244,7 +244,7 @@ def test_a_given_grid_needs_no_derivatives():
 
 
 def test_reference_free_energy_without_guidance():
-    calibration = ours.calibrate(tiny.ddpm(), nfe=4, energy=SteinEnergy(), batch_size=2, **QUICK)
+    calibration = ours.calibrate(tiny.ddpm(), nfe=4, fit=ByEnergy(SteinEnergy()), batch_size=2, **QUICK)
     assert any(calibration.rho)
 
 

@@ -95,7 +95,15 @@ def random_calibration(scheduler: Any, solver: Solver, steps: int = 5, shape: tu
     generator = torch.Generator().manual_seed(1)
     rho = 0.8 + 0.5 * torch.rand(steps, basis.bands, generator=generator, dtype=torch.float64)
     gamma = 0.9 + 0.1 * torch.rand(steps, generator=generator, dtype=torch.float64)
-    return Calibration(solver, levels, basis, tuple(map(tuple, rho.tolist())), tuple(gamma.tolist()))
+    tau = 0.2 * torch.randn(steps, 2, basis.bands, generator=generator, dtype=torch.float64)
+    return Calibration(
+        solver,
+        levels,
+        basis,
+        tuple(map(tuple, rho.tolist())),
+        tuple(gamma.tolist()),
+        tau=tuple(tuple(map(tuple, rows)) for rows in tau.tolist()),
+    )
 
 
 def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
@@ -382,7 +390,14 @@ def test_begin_index(host: Host):
     end = loop(stein, x, times=times)[-1]
     levels = calibration.levels
     tail = Levels(levels[first:], levels.schedule)
-    rest = Calibration(host.solver, tail, calibration.basis, calibration.rho[first:], calibration.gamma[first:])
+    rest = Calibration(
+        host.solver,
+        tail,
+        calibration.basis,
+        calibration.rho[first:],
+        calibration.gamma[first:],
+        tau=calibration.tau[first:],
+    )
     unit = levels[first].alpha if host.name.startswith("Heun") else 1.0
     mine = sample(ours.family_of(stein).denoiser(network), x * unit, tail, host.solver, Replay(rest))
     assert_close(end, mine.x)

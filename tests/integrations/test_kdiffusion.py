@@ -60,7 +60,15 @@ def random_calibration(levels: Any, solver: Any) -> Calibration:
     generator = torch.Generator().manual_seed(1)
     rho = 0.8 + 0.5 * torch.rand(levels.steps, basis.bands, generator=generator, dtype=torch.float64)
     gamma = 0.9 + 0.1 * torch.rand(levels.steps, generator=generator, dtype=torch.float64)
-    return Calibration(solver, levels, basis, tuple(map(tuple, rho.tolist())), tuple(gamma.tolist()))
+    tau = 0.2 * torch.randn(levels.steps, 2, basis.bands, generator=generator, dtype=torch.float64)
+    return Calibration(
+        solver,
+        levels,
+        basis,
+        tuple(map(tuple, rho.tolist())),
+        tuple(gamma.tolist()),
+        tau=tuple(tuple(map(tuple, rows)) for rows in tau.tolist()),
+    )
 
 
 def test_signature_is_k_diffusions():

@@ -24,6 +24,11 @@ class Transition(NamedTuple):
 class Correction(ABC):
     """Turns a solver's proposal T(x) into the next state. Corrections keep no state between steps."""
 
+    @property
+    def memory(self) -> int:
+        """How many evaluations of earlier steps it wants to see in `step.history`, beside those the solver needs."""
+        return 0
+
     @abstractmethod
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         """Take step i, from levels[i] to levels[i + 1], at the states `x`, `(B, *)`."""

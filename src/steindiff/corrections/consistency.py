@@ -102,6 +102,10 @@ class Consistency(Correction):
     interpolation: Interpolation = field(default_factory=LogSigma)
     weight: Weight = field(default_factory=PerDimension)
 
+    @property
+    def memory(self) -> int:
+        return self.proposal.memory
+
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         proposed = self.proposal(step, x, levels, i)
         if i + 2 >= len(levels) or levels[i + 1].sigma == 0.0:

@@ -28,6 +28,10 @@ class Observed(Correction):
     look: Look
     then: Correction = field(default_factory=Plain)
 
+    @property
+    def memory(self) -> int:
+        return self.then.memory
+
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         self.look(step, x, levels, i)
         return self.then(step, x, levels, i)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from steindiff.calibrate import Energy, calibrate, self_energy
+from steindiff.calibrate import Fit, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Leaf
@@ -184,8 +184,7 @@ def calibrate_steindiff(
     probes: int = 2,
     power: float = 0.2,
     grid: Grid | None = None,
-    energy: Energy = self_energy,
-    below: float = 2.0,
+    fit: Fit | None = None,
     settings: dict[str, Any] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -210,8 +209,7 @@ def calibrate_steindiff(
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
         grid: another grid; no derivatives are taken then.
-        energy: where the clean energy comes from.
-        below: balance steps that end at σ/α <= below · σ_data.
+        fit: how to correct; default `steindiff.calibrate.ByAlignment()`.
         settings: what to record and to compare when sampling, e.g. the guidance.
         device: where to run.
         dtype: the model is called with it; the state is float32.
@@ -224,7 +222,7 @@ def calibrate_steindiff(
         raise ValueError(f"sigma_min = {sigma_min}, sigma_max = {sigma_max}: need 0 < sigma_min < sigma_max")
     schedule: Schedule = Flow(sigma_min, sigma_max) if flow else EDM(sigma_min, sigma_max)
     denoiser = HostDenoiser(model, extra_args or {}, flow=flow, dtype=dtype)
-    if grid is not None and energy is self_energy:
+    if grid is not None and fit is None:
         stations = 0
     measured = survey(
         denoiser,
@@ -250,8 +248,7 @@ def calibrate_steindiff(
         batch=batch,
         power=power,
         grid=grid,
-        energy=energy,
-        below=below,
+        fit=fit,
         device=device,
         settings=settings,
         callback=callback,

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from steindiff.calibrate import Energy, self_energy
+from steindiff.calibrate import Fit
 from steindiff.calibrate import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
 from steindiff.grids.base import Grid
@@ -142,8 +142,7 @@ def calibrate(
     probes: int = 2,
     power: float = 0.2,
     grid: Grid | None = None,
-    energy: Energy = self_energy,
-    below: float = 2.0,
+    fit: Fit | None = None,
     callback: Callable[..., bool | None] | None = None,
     **call: Any,
 ) -> Calibration:
@@ -152,8 +151,9 @@ def calibrate(
     One step of the pipeline is recorded and its denoiser rebuilt from it, guidance included; then the library's own
     `calibrate` runs on that denoiser. The pipeline itself is left as it was.
 
-    The clean energy is that of the model's own many-step samples: a guided D is no conditional mean, Stein's identity
-    does not hold for it. The Stein grid needs derivatives of the network; give a `grid` where there are none.
+    Runs are aligned with the model's own many-step samples, which is right under guidance too: a guided D is no
+    conditional mean, and Stein's identity does not hold for it. The Stein grid needs derivatives of the network; give a
+    `grid` where there are none.
 
     Args:
         pipe: a pipeline with a `unet` or a `transformer`.
@@ -169,8 +169,7 @@ def calibrate(
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
         grid: another grid; no derivatives are taken then.
-        energy: where the clean energy comes from.
-        below: balance steps that end at σ/α <= below · σ_data.
+        fit: how to correct; default `steindiff.calibrate.ByAlignment()`.
         callback: as in `steindiff.sample`.
         call: arguments of the pipeline's call: `guidance_scale`, `height`, `prompt_embeds`, `class_labels`, …
 
@@ -181,7 +180,7 @@ def calibrate(
         call["prompt"] = list(prompts)
     solver = solver or default_solver(pipe.scheduler)
     captured = capture(pipe, scheduler_for(pipe.scheduler, solver), **call)
-    if grid is not None and energy is self_energy:
+    if grid is not None and fit is None:
         stations = 0
     with frozen(network_of(pipe)):
         measured = survey(
@@ -207,8 +206,7 @@ def calibrate(
         batch=batch,
         power=power,
         grid=grid,
-        energy=energy,
-        below=below,
+        fit=fit,
         device=captured.device,
         callback=callback,
         settings={

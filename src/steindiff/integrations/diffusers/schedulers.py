@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -54,9 +54,9 @@ PUBLIC = "steindiff.integrations.diffusers"
 
 
 class Rule(Protocol):
-    """What a scheduler can apply: the next state from state and candidate alone."""
+    """What a scheduler can apply: the next state from state, candidate and the latest denoised images alone."""
 
-    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
+    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor]) -> Tensor:
         """The state after step i; the candidate itself where there is nothing to correct."""
 
 
@@ -100,7 +100,7 @@ class Analytical:
     def __init__(self) -> None:
         self.relaxation = Relaxation(probe=Analytic(), average=PerSample(), coordinates=Normalised())
 
-    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
+    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor]) -> Tensor:
         """Relax the candidate: (1 − γ) x + γ T."""
         # All hosts here work on the denoised image: the weight of x in T is σ_t/σ_s.
         slope = levels[i + 1].sigma / levels[i].sigma
@@ -117,6 +117,7 @@ class Corrected:
     _stein_levels: Levels | None = None
     _stein_calibration: Calibration | None = None
     _stein_guard: Guard | None = None
+    _stein_denoised: tuple[Tensor, ...] = ()
     _stein_warned: bool = False
 
     # What the stock class provides.
@@ -147,6 +148,11 @@ class Corrected:
         """What the host's state must be multiplied with to give x."""
         return 1.0
 
+    def _stein_remember(self, denoised: Tensor) -> None:
+        """Keep what the network answered, as a denoised image: the newest first, as many as a correction may use."""
+        if isinstance(self._stein_rule, Replay):
+            self._stein_denoised = (denoised, *self._stein_denoised)[: self._stein_rule.memory]
+
     def _stein_correct(self, i: int, x: Tensor, candidate: Tensor) -> Tensor:
         """What the rule makes of step i; the candidate itself if there is none."""
         if self._stein_rule is None:
@@ -158,7 +164,8 @@ class Corrected:
         wide = torch.promote_types(candidate.dtype, torch.float32)
         state = layout.unpack(x.to(wide)) * self._stein_unit(s)
         given = layout.unpack(candidate.to(wide)) * self._stein_unit(t)
-        made = self._stein_rule.apply(i, state, given, self._stein_levels)
+        denoised = [layout.unpack(d.to(wide)) for d in self._stein_denoised]
+        made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised)
         if made is given:
             return candidate
         return layout.pack(made / self._stein_unit(t)).to(candidate.dtype)
@@ -169,6 +176,7 @@ class Corrected:
 
     def _stein_set_timesteps(self, plain: Callable[..., None], given: dict[str, Any]) -> None:
         """Set the run; `plain` is the stock `set_timesteps`, `given` what the caller passed, by name."""
+        self._stein_denoised = ()
         if not self.config.get("use_dynamic_shifting"):
             given.pop("mu", None)  # Flux passes it always; stock schedulers fail on it or ignore it
         if self._stein_guard is not None:
@@ -248,7 +256,17 @@ def state_of(output: Any) -> Tensor:
     return state
 
 
-class CorrectedMultistep(Corrected):
+class Converting(Corrected):
+    """Hosts that turn the network's answer into a denoised image themselves, once in every call of `step`."""
+
+    def convert_model_output(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The stock conversion, remembered."""
+        denoised: Tensor = super().convert_model_output(*args, **kwargs)  # type: ignore[misc]
+        self._stein_remember(denoised)
+        return denoised
+
+
+class CorrectedMultistep(Converting):
     """DPM-Solver++: every call of `step` is a step."""
 
     def _stein_step(
@@ -274,12 +292,17 @@ class CorrectedHeun(Corrected):
         x = sample if predicting else self.sample
         output = plain(model_output, timestep, sample, *args, **kwargs)
         index = self.step_index - 1
+        if self._stein_levels is not None:
+            # The second call of a step answers at the next level: index 1 → level 1, index 2 → level 1, 3 → 2, …
+            level = self._stein_levels[(index + 1) // 2]
+            answer = family_of(self).denoiser(lambda *_: model_output)
+            self._stein_remember(answer(sample * level.alpha, level))
         if predicting and self.sigmas[index + 1] > 0:
             return output
         return with_state(output, self._stein_correct(index // 2, x, state_of(output)))
 
 
-class CorrectedUniPC(Corrected):
+class CorrectedUniPC(Converting):
     """UniPC: a step is complete when its corrector has run, in the next call of `step`; the last has no corrector."""
 
     def multistep_uni_c_bh_update(self, *args: Any, **kwargs: Any) -> Tensor:

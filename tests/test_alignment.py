@@ -1,0 +1,209 @@
+"""Stein alignment against exact answers: trajectories known in closed form, fits with a known result."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from problems import FLOAT
+from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
+from steindiff.bases import DCT, Identity
+from steindiff.calibrate import ByAlignment, calibrate
+from steindiff.calibration import Calibration
+from steindiff.corrections.alignment import Alignment, differences, fit, significant, typical_scale
+from steindiff.corrections.observed import Observed
+from steindiff.corrections.replay import Replay
+from steindiff.denoisers import Gaussian
+from steindiff.grids.logsnr import LogSNR
+from steindiff.levels import Level
+from steindiff.schedules import EDM, VP, Schedule
+from steindiff.solvers import DDIM
+from steindiff.survey import Path, Survey, survey, visible
+
+BASIS = DCT((1, 8))
+SPECTRUM = 1.0 / (1.0 + torch.arange(8, dtype=FLOAT)) ** 2
+
+
+class Spectral(Gaussian):
+    """Gaussian data whose covariance is diagonal in the basis."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(BASIS.shape, dtype=FLOAT), BASIS.spread(SPECTRUM))
+
+    def denoise(self, x: Tensor, level: Level) -> Tensor:
+        return BASIS.inverse(super().denoise(BASIS.forward(x), level))
+
+
+def surveyed(schedule: Schedule, seeds: range, steps: int = 400, *, to_zero: bool = True) -> Survey:
+    grid = LogSNR(to_zero=to_zero)
+    probed = min(8, len(seeds))
+    return survey(
+        Spectral(),
+        schedule,
+        (1, 8),
+        seeds=seeds,
+        steps=steps,
+        probed=probed,
+        batch=999,
+        grid=grid,
+        basis=BASIS,
+        dtype=FLOAT,
+    )
+
+
+EXACT = ByAlignment(significance=0.0, ridge=0.0)
+MEASURED = {name: surveyed(SCHEDULES[name], range(64)) for name in ("edm", "vp", "flow")}
+every = pytest.mark.parametrize("name", MEASURED)
+
+
+@every
+@pytest.mark.parametrize("solver", ["ddim", "dpmpp-2m", "unipc-bh2-2", "heun", "ipndm-3"])
+def test_on_gaussian_data_five_aligned_steps_end_where_four_hundred_do(name: str, solver: str):
+    """Every step is linear in each coefficient there, so one weight a band makes it exact, also on other seeds."""
+    schedule, measured = SCHEDULES[name], MEASURED[name]
+    nfe = 6 if (name, solver) == ("flow", "heun") else 5
+    found = calibrate(
+        Spectral(), SOLVERS[solver], schedule, nfe, (1, 8), measured=measured, batch=999, dtype=FLOAT, fit=EXACT
+    )
+    x = noise(range(100, 120), (1, 8), found.levels[0], FLOAT)
+    fine = surveyed(schedule, range(100, 120)).samples
+    plain = sample(Spectral(), x, found.levels, SOLVERS[solver]).x
+    aligned = sample(Spectral(), x, found.levels, SOLVERS[solver], Replay(found))
+    assert float((aligned.x - fine).norm() / fine.norm()) < 2e-3
+    assert float((plain - fine).norm() / fine.norm()) > 5e-3
+    assert (aligned.nfe, aligned.backward_passes) == (nfe, 0)
+
+
+def test_the_fit_finds_known_weights_and_leaves_the_rest_alone():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 500, 1, 8, generator=generator, dtype=FLOAT)
+    exact = fit(BASIS, [a, b], 1.5 * a - 0.25 * b, tail=0.1, ridge=0.0, significance=2.0)
+    torch.testing.assert_close(exact, torch.tensor([[1.5], [-0.25]], dtype=FLOAT).expand(2, 8))
+    # A feature that has nothing to do with the goal gains nothing beyond chance: three errors leave all bands alone.
+    apart = fit(
+        BASIS,
+        [a, b],
+        a + 0.1 * torch.randn(a.shape, generator=generator, dtype=FLOAT),
+        tail=0.1,
+        ridge=0.0,
+        significance=3.0,
+    )
+    torch.testing.assert_close(apart, torch.tensor([[1.0], [0.0]], dtype=FLOAT).expand(2, 8))
+    pulled = fit(BASIS, [a, b], 1.5 * a, tail=0.1, ridge=1e6, significance=2.0)
+    torch.testing.assert_close(pulled[0], torch.ones(8, dtype=FLOAT), atol=1e-5, rtol=0)
+
+
+def test_the_fit_does_not_follow_a_few_busy_images():
+    """990 images ask for weight 1.2, ten with a thousand times the amplitude for 3: the many decide."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(1000, 1, 8, generator=generator, dtype=FLOAT)
+    a[:10] *= 1000.0
+    goal = 1.2 * a
+    goal[:10] = 3.0 * a[:10]
+    found, unweighted = (fit(BASIS, [a], goal, tail=tail, ridge=0.0, significance=0.0)[0] for tail in (1e-4, 1e9))
+    assert bool((found < 1.6).all())
+    assert bool((unweighted > 2.9).all())
+
+
+def test_the_scale_matches_the_typical_energy():
+    """Without a part that stays, s = exp(E log(target/moved)/2); one huge sample moves it by its share of logs only."""
+    generator = torch.Generator().manual_seed(0)
+    moved, target = torch.rand(2, 300, 4, generator=generator, dtype=FLOAT) + 0.1
+    zero = torch.zeros_like(moved)
+    closed = (0.5 * (target / moved).log().mean(0)).exp()
+    torch.testing.assert_close(typical_scale(zero, zero, moved, target, 100.0), closed)
+    target[0] *= 1e6
+    shift = math.exp(0.5 * math.log(1e6) / 300)
+    torch.testing.assert_close(typical_scale(zero, zero, moved, target, 100.0), closed * shift)
+    assert bool((typical_scale(zero, zero, moved, 1e9 * target, 4.0) < 4.0 + 1e-6).all())
+
+
+def test_significance_counts_standard_errors():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(400, 2, generator=generator, dtype=FLOAT) + torch.tensor([0.0, 0.5], dtype=FLOAT)
+    assert significant(values, 3.0).tolist() == [False, True]
+    assert significant(torch.ones(3, 1, dtype=FLOAT), 100.0).tolist() == [True]
+
+
+@pytest.mark.parametrize("schedule", [EDM(0.02, 20.0), VP()], ids=["edm", "vp"])
+def test_a_path_can_be_read_between_its_levels_at_fourth_order(schedule: Schedule):
+    """On one Gaussian direction x(t) = x_0 √(v_t/v_0), v = α²c + σ²: knots and slopes exact, cubic between."""
+    c = 0.3
+    model = Gaussian(torch.zeros(1, dtype=FLOAT), torch.full((1,), c, dtype=FLOAT))
+
+    def state(level: Level) -> Tensor:
+        return torch.full((1, 1), math.sqrt(level.alpha**2 * c + level.sigma**2), dtype=FLOAT)
+
+    errors = []
+    for steps in (8, 16):
+        levels = GRIDS["logsnr-min"](schedule, steps)
+        path = Path(levels, tuple(map(state, levels)), tuple(model(state(level), level) for level in levels[:-1]))
+        assert all(torch.equal(path(level), state(level)) for level in levels)
+        inside = [levels.between(i, 0.5) for i in range(steps - 1)]
+        errors.append(max(abs(float(path(level) / state(level)) - 1.0) for level in inside))
+        last = levels.between(steps - 1, 0.5)  # no slope at the end: a straight line
+        assert float(path(last)) == pytest.approx(float(state(last)), rel=0.05)
+    assert errors[1] < 1e-3
+    assert math.log2(errors[0] / errors[1]) > 3.0
+
+
+def test_a_path_does_not_reach_beyond_its_ends():
+    measured = surveyed(EDM(), range(4), 20, to_zero=False)
+    with pytest.raises(ValueError, match="the fine trajectory goes from"):
+        measured.path(EDM().level(90.0))
+    with pytest.raises(ValueError, match="the fine trajectory goes from"):
+        calibrate(Spectral(), DDIM(), EDM(), 4, (1, 8), measured=measured, dtype=FLOAT, grid=GRIDS["edm"])
+
+
+def test_runs_end_where_the_survey_ended():
+    down, short = surveyed(EDM(), range(4), 20), surveyed(EDM(), range(4), 20, to_zero=False)
+    assert down.grid()(EDM(), 4)[-1].sigma == 0.0
+    assert short.grid()(EDM(), 4)[-1].sigma == EDM().t_min
+    assert (visible(EDM()), visible(VP()), visible(EDM(0.02, 80.0))) == (False, visible(VP()), True)
+
+
+def test_aligned_states_follow_the_fine_trajectory():
+    measured = MEASURED["edm"]
+    levels = measured.grid()(EDM(), 5)
+    x = noise(measured.seeds, (1, 8), levels[0], FLOAT)
+    out = sample(Spectral(), x, levels, DDIM(), EXACT(measured), capture=True)
+    for level, state in zip(levels, out.trajectory, strict=True):
+        torch.testing.assert_close(state, measured.path(level), rtol=1e-3, atol=1e-3 * float(state.std()))
+
+
+def test_differences_are_of_the_newest_images():
+    a, b, c = (torch.full((1, 2), value) for value in (5.0, 3.0, 2.0))
+    assert [d[0, 0].item() for d in differences([a, b, c], 2)] == [2.0, 1.0]
+    assert [d[0, 0].item() for d in differences([a, b, c], 1)] == [2.0]
+    assert differences([a], 2) == differences([], 2) == []
+
+
+def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
+    """x_next = r x + b (ρ D + τ_1 (D − D') + τ_2 (D' − D'')), by hand, and fewer terms while the run is young."""
+    levels = GRIDS["edm"](EDM(), 4)
+    basis = Identity((2,))
+    rho, tau = (1.1,), ((0.5,), (-0.25,))
+    calibration = Calibration(DDIM(), levels, basis, (rho,) * 4, (1.0,) * 4, tau=(tau,) * 4)
+    model = Gaussian(torch.zeros(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT))
+    x = noise([3], (2,), levels[0], FLOAT)
+    out = sample(model, x, levels, DDIM(), Observed(lambda *_: None, Replay(calibration)), capture=True)
+    known: list[Tensor] = []
+    for i, (s, t) in enumerate(pairwise(levels)):
+        known.insert(0, model(x, s))
+        r = t.sigma / s.sigma
+        change = sum(
+            (w[0] * (a - b) for w, a, b in zip(tau, known, known[1:], strict=False)), start=torch.zeros_like(x)
+        )
+        x = r * x + (t.alpha - r * s.alpha) * (rho[0] * known[0] + change)
+        torch.testing.assert_close(out.trajectory[i + 1], x)
+    assert (out.nfe, out.network_calls) == (4, 4)
+
+
+@pytest.mark.parametrize("name", ["below", "bound", "significance", "terms", "tail", "ridge"])
+def test_bad_settings_are_named(name: str):
+    with pytest.raises(ValueError, match=f"{name} = -1: allowed are numbers >= "):
+        Alignment(BASIS, MEASURED["edm"].path, **{name: -1})
