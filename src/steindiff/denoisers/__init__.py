@@ -1,5 +1,6 @@
 """Denoisers: anything that turns (x, level) into E[x* | x]."""
 
+from steindiff.denoisers.autocast import Autocast
 from steindiff.denoisers.base import Denoiser, Leaf
 from steindiff.denoisers.edm import EDMDenoiser, Preconditioned
 from steindiff.denoisers.gaussian import Gaussian
@@ -10,6 +11,7 @@ from steindiff.denoisers.thresholding import DynamicThreshold, StaticThreshold
 
 __all__ = [
     "X0",
+    "Autocast",
     "Denoiser",
     "DynamicThreshold",
     "EDMDenoiser",

@@ -1,0 +1,54 @@
+"""`python -m steindiff.bench`: the benchmark on machines without the command line's packages.
+
+    python -m steindiff.bench --device cuda --out results
+
+Writes `bench-<device>.json` and, where matplotlib is installed, `bench-<device>.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+from steindiff.bench.report import markdown
+from steindiff.bench.scope import SCOPES
+from steindiff.bench.sections import SECTIONS, bench
+from steindiff.bench.writing import write
+from steindiff.files import folder
+from steindiff.solvers import SOLVERS
+from steindiff.subjects import MODELS
+
+
+def main() -> None:
+    """Parse the arguments, measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="cifar10", choices=MODELS)
+    parser.add_argument("--solver", default="dpmpp-2m", choices=SOLVERS)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--nfe", type=int, default=5)
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--sections", nargs="*", choices=SECTIONS)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    folder(asked.out)
+    kind = asked.device.partition(":")[0]
+    scope = SCOPES[kind]
+    if asked.repeats is not None:
+        scope = dataclasses.replace(scope, repeats=asked.repeats)
+    begun = time.perf_counter()
+
+    def advance(name: str) -> None:
+        print(f"{time.perf_counter() - begun:6.1f} s  {name}", file=sys.stderr, flush=True)
+
+    subject = MODELS[asked.model](guidance=1.0, device=asked.device)
+    result = bench(subject, SOLVERS[asked.solver], asked.nfe, scope, sections=asked.sections, advance=advance)
+    paths = write(result, asked.out, lambda text: print(text, file=sys.stderr))
+    advance("done")
+    print(markdown(result), *paths, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

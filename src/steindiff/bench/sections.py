@@ -1,0 +1,398 @@
+r"""What is compared with what. Every section is a function from a workbench to records."""
+
+from __future__ import annotations
+
+import copy
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import steindiff
+from steindiff.bench.hosts import Missing, diffusers_loop
+from steindiff.bench.scope import Scope
+from steindiff.bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved, wait
+from steindiff.compare import Subject
+from steindiff.corrections.base import Correction
+from steindiff.corrections.plain import Plain
+from steindiff.corrections.relaxation import Relaxation
+from steindiff.corrections.replay import Replay
+from steindiff.denoisers import EDMDenoiser
+from steindiff.denoisers.autocast import Autocast
+from steindiff.denoisers.base import Denoiser, Network, Networked
+from steindiff.grids import GRIDS
+from steindiff.levels import Levels
+from steindiff.probes import VJP, Adaptive, Analytic
+from steindiff.probes.memory import fitting
+from steindiff.probes.pullback import pullback
+from steindiff.sample import sample
+from steindiff.schedules import EDM
+from steindiff.seeding import noise
+from steindiff.solvers import SOLVERS
+from steindiff.solvers.base import Solver
+from steindiff.tableau import Step
+from steindiff.zoo import EDMPrecond, UNet, UNetConfig
+
+Record = dict[str, Any]
+Variants = Callable[[Networked], dict[str, Denoiser]]
+GRID = "edm"
+"""The grid of runs that have no calibration of their own: it ends at σ = 0, where a relaxation does not act."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: a model, a solver, a number of evaluations, and how much of it."""
+
+    subject: Subject
+    solver: Solver
+    nfe: int
+    scope: Scope
+    seed: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything runs."""
+        return self.subject.device
+
+    @property
+    def levels(self) -> Levels:
+        """The levels of plain and relaxed runs."""
+        return self.solver.levels(GRIDS[GRID], self.subject.schedule, self.nfe)
+
+    def seeds(self, batch: int) -> range:
+        """The seeds of a batch."""
+        return range(self.seed, self.seed + batch)
+
+    def noise(self, batch: int, levels: Levels, shape: Sequence[int] | None = None) -> Tensor:
+        """Initial states, `(B, *)`, on the device."""
+        return noise(self.seeds(batch), shape or self.subject.shape, levels[0]).to(self.device)
+
+    def race(self, runs: Mapping[str, Callable[[], Cost]], rounds: int) -> dict[str, Timing]:
+        """Time implementations in turn."""
+        return interleaved(runs, self.device, rounds, self.seed)
+
+    def record(self, section: str, name: str, against: str, found: Mapping[str, Timing], **facts: Any) -> Record:
+        """One line of the result; absolute times only where they are a GPU's."""
+        timing = found[name]
+        out: Record = {"section": section, "name": name, "against": against, **facts, **timing.cost._asdict()}
+        out["ratio"] = timing.against(found[against])._asdict()
+        if self.device.type == "cuda":
+            out |= {"seconds": Spread.of(timing.seconds)._asdict(), "peak_bytes": timing.peak_bytes}
+        return out
+
+
+def sampling(
+    denoiser: Denoiser, x: Tensor, levels: Levels, solver: Solver, correction: Correction | None = None
+) -> Callable[[], Cost]:
+    """A run of our loop."""
+
+    def run() -> Cost:
+        out = sample(denoiser, x, levels, solver, correction)
+        return Cost(out.nfe, out.network_calls, out.backward_passes)
+
+    return run
+
+
+def bare(
+    denoiser: Denoiser, x: Tensor, levels: Levels, solver: Solver, pulls: Sequence[Tensor] = ()
+) -> Callable[[], Cost]:
+    """The network alone, called as often as a run does it and at the same levels.
+
+    With `pulls`, `(B, *)` each, every call of a step that ends above σ = 0 is linearised and they are pulled back
+    through it: the least that probes can cost.
+    """
+    steps = [[stage.level for stage in solver.tableau(levels, i).stages] for i in range(levels.steps)]
+    calls = [(level, levels[i + 1].sigma > 0) for i, stages in enumerate(steps) for level in stages]
+    passes = len(pulls) * sum(probed for _, probed in calls)
+
+    def run() -> Cost:
+        with torch.no_grad():
+            for level, probed in calls:
+                if not (pulls and probed):
+                    denoiser(x, level)
+                    continue
+                _, pull = pullback(partial(denoiser, level=level), x)
+                for v in pulls:
+                    pull(v)
+        return Cost(len(calls), len(calls), passes)
+
+    return run
+
+
+def by_diffusers(bench: Bench, denoiser: Denoiser, batch: int) -> tuple[Callable[[], Cost], float]:
+    """A run of diffusers' loop, and the relative distance of its samples to ours at the same levels.
+
+    Raises:
+        Missing: if there is no diffusers, or it has another name for this solver.
+    """
+    if bench.solver != SOLVERS["dpmpp-2m"]:
+        raise Missing("diffusers: compared for dpmpp-2m only")
+    theirs, levels = diffusers_loop(denoiser, bench.subject.schedule, bench.nfe, bench.device)
+    x = bench.noise(batch, levels)
+    unit = x / levels[0].sigma
+
+    def run() -> Cost:
+        before = denoiser.calls
+        theirs(unit)
+        return Cost(bench.nfe, denoiser.calls - before)
+
+    return run, distance(theirs(unit), sample(denoiser, x, levels, bench.solver).x)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Root mean square of a − b over that of b."""
+    return float((a - b).square().mean().sqrt() / b.square().mean().sqrt())
+
+
+def loop_section(bench: Bench) -> Iterator[Record]:
+    """The plain loop against the bare network, replay and diffusers' own loop against the plain one."""
+    calibration = bench.subject.calibrations(bench.solver, bench.nfe)
+    levels = bench.levels if calibration is None else calibration.levels
+    if calibration is None:
+        yield {"section": "loop", "name": "replay", "missing": f"no calibration at {bench.nfe} evaluations ships"}
+    for batch in bench.scope.batches:
+        denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
+        runs = {
+            "network alone": bare(denoiser, x, levels, bench.solver),
+            "plain": sampling(denoiser, x, levels, bench.solver),
+        }
+        if calibration is not None:
+            runs["replay"] = sampling(denoiser, x, levels, calibration.solver, Replay(calibration))
+        try:
+            runs["diffusers"], difference = by_diffusers(bench, denoiser, batch)
+        except Missing as error:
+            yield {"section": "loop", "name": "diffusers", "batch": batch, "missing": str(error)}
+        found = bench.race(runs, bench.scope.repeats)
+        plain = bench.record("loop", "plain", "network alone", found, batch=batch)
+        yield plain | {"outside": outside(bench, denoiser, x, levels)._asdict()}
+        if "replay" in found:
+            yield bench.record("loop", "replay", "plain", found, batch=batch)
+        if "diffusers" in found:
+            yield bench.record("loop", "diffusers", "plain", found, batch=batch, difference=difference)
+
+
+def outside(bench: Bench, denoiser: Denoiser, x: Tensor, levels: Levels) -> Spread:
+    """The share of a plain run's time spent outside the denoiser's calls, both taken within the same run."""
+    shares = []
+    for _ in range(bench.scope.repeats):
+        inside, whole = Stopwatch(bench.device), Stopwatch(bench.device)
+        wait(bench.device)
+        with whole.running():
+            sample(Watched(denoiser, inside), x, levels, bench.solver)
+        shares.append(1 - inside.seconds / whole.seconds)
+    return Spread.of(shares)
+
+
+def correction_section(bench: Bench) -> Iterator[Record]:
+    """The paper's relaxation against the plain loop, and the least that its probes can cost."""
+    for batch in bench.scope.corrected:
+        levels = bench.levels
+        denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
+        generator = torch.Generator().manual_seed(bench.seed)
+        v = [torch.randn(x.shape, generator=generator).to(x.device) for _ in range(5)]
+        corrections: dict[str, Correction] = {
+            "plain": Plain(),
+            "relaxation, 1 probe": Relaxation(VJP(1)),
+            "relaxation, 5 probes": Relaxation(VJP(5)),
+            "relaxation, 5 probes together": Relaxation(VJP(5, together=5)),
+            "relaxation, analytical": Relaxation(Analytic()),
+            "relaxation, adaptive": Relaxation(Adaptive()),
+        }
+        runs = {name: sampling(denoiser, x, levels, bench.solver, own) for name, own in corrections.items()}
+        runs["network alone, 1 backward pass"] = bare(denoiser, x, levels, bench.solver, v[:1])
+        runs["network alone, 5 backward passes"] = bare(denoiser, x, levels, bench.solver, v)
+        found = bench.race(runs, bench.scope.repeats)
+        for name in runs:
+            yield bench.record("corrections", name, "plain", found, batch=batch, grid=GRID)
+
+
+def random_unet(resolution: int, device: torch.device, seed: int) -> EDMPrecond:
+    """A U-Net of the zoo with random weights, for images of any size: four levels, attention at the coarsest."""
+    config = UNetConfig(
+        shape=(3, resolution, resolution),
+        num_classes=1,
+        channels=(32, 64, 64, 64),
+        blocks=1,
+        attention=(False, False, False, True),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = EDMPrecond(UNet(config))
+        for module in network.modules():
+            if isinstance(module, nn.Conv2d):  # those that start as zero would hide the derivative
+                nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+    return network.to(device).eval().requires_grad_(False)
+
+
+def scaling_section(bench: Bench) -> Iterator[Record]:
+    """Time and memory against batch, evaluations, resolution and probes, on random U-Nets and the EDM schedule."""
+    scope, rounds = bench.scope, max(2, bench.scope.repeats // 2)
+
+    def setting(resolution: int, batch: int, nfe: int) -> tuple[Denoiser, Tensor, Levels]:
+        levels = bench.solver.levels(GRIDS[GRID], EDM(), nfe)
+        denoiser = EDMDenoiser(random_unet(resolution, bench.device, bench.seed))
+        return denoiser, bench.noise(batch, levels, (3, resolution, resolution)), levels
+
+    def sweep(axis: str, runs: Mapping[int, Callable[[], Cost]], **facts: Any) -> Iterator[Record]:
+        found = bench.race({str(value): run for value, run in runs.items()}, rounds)
+        for value in runs:
+            yield bench.record("scaling", str(value), str(next(iter(runs))), found, axis=axis, value=value, **facts)
+
+    small = scope.resolutions[0]
+    axes = {
+        "batch": {n: (small, n, bench.nfe) for n in scope.sweep_batches},
+        "nfe": {n: (small, scope.sweep_batch, n) for n in scope.sweep_nfes},
+        "resolution": {n: (n, scope.sweep_batch, bench.nfe) for n in scope.resolutions},
+    }
+    for axis, settings in axes.items():
+        yield from sweep(axis, {n: sampling(*setting(*own), bench.solver) for n, own in settings.items()})
+    here = setting(small, scope.sweep_batch, bench.nfe)
+    plain = {0: sampling(*here, bench.solver)}
+    yield from sweep("probes", plain | {m: sampling(*here, bench.solver, Relaxation(VJP(m))) for m in scope.probes})
+    for resolution in scope.resolutions:
+        denoiser, x, levels = setting(resolution, scope.sweep_batch, bench.nfe)
+        step = Step(bench.solver.tableau(levels, 0), denoiser)
+        bounded = Relaxation(VJP(1, memory=scope.memory))
+        runs = {"plain": sampling(denoiser, x, levels, bench.solver)}
+        runs["bounded"] = sampling(denoiser, x, levels, bench.solver, bounded)
+        found = bench.race(runs, rounds)
+        facts = {"batch": len(x), "resolution": resolution, "limit_bytes": scope.memory}
+        facts["samples_at_a_time"] = fitting(step, x, scope.memory)
+        yield bench.record("memory", "bounded", "plain", found, **facts)
+
+
+def rebound(denoiser: Networked, change: Callable[[Any], Network]) -> Networked:
+    """The denoiser with its network changed, its conditions kept."""
+    bound, other = denoiser.network, copy.copy(denoiser)
+    if isinstance(bound, partial):
+        other.network = partial(change(bound.func), *bound.args, **bound.keywords)
+    else:
+        other.network = change(bound)
+    return other
+
+
+def channels_last(module: nn.Module) -> Network:
+    """A copy of the network in channels-last layout."""
+    last: Any = copy.deepcopy(module)
+    network: Network = last.to(memory_format=torch.channels_last)  # torch's own types know nothing of it
+    return network
+
+
+def compiled(module: nn.Module) -> Network:
+    """The network compiled; on a GPU its kernels become one CUDA graph, which writes its next output over its last."""
+    fast: Callable[..., Tensor] = torch.compile(module, mode="reduce-overhead")
+    return lambda *inputs, **conditions: fast(*inputs, **conditions).clone()
+
+
+def network_section(
+    bench: Bench, section: str, variants: Callable[[Networked], dict[str, Denoiser]]
+) -> Iterator[Record]:
+    """The plain loop with the network prepared in other ways, against the network as it is."""
+    levels = bench.levels
+    for batch in bench.scope.batches:
+        denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
+        if not isinstance(denoiser, Networked):
+            yield {"section": section, "name": section, "missing": "the model has no network"}
+            return
+        ways = {"plain": denoiser, **variants(denoiser)}
+        found = bench.race({n: sampling(way, x, levels, bench.solver) for n, way in ways.items()}, bench.scope.repeats)
+        expected = sample(denoiser, x, levels, bench.solver).x
+        for name, way in list(ways.items())[1:]:
+            difference = distance(sample(way, x, levels, bench.solver).x, expected)
+            yield bench.record(section, name, "plain", found, batch=batch, difference=difference)
+
+
+def precision_section(bench: Bench) -> Iterator[Record]:
+    """Channels-last layout, bfloat16 by autocast, and both."""
+
+    def variants(denoiser: Networked) -> dict[str, Denoiser]:
+        last = rebound(denoiser, channels_last)
+        return {
+            "channels-last": last,
+            "bfloat16": Autocast(denoiser, torch.bfloat16),
+            "bfloat16, channels-last": Autocast(last, torch.bfloat16),
+        }
+
+    return network_section(bench, "precision", variants)
+
+
+def compile_section(bench: Bench) -> Iterator[Record]:
+    """`torch.compile`, with CUDA graphs where there are any."""
+    return network_section(bench, "compile", lambda denoiser: {"compiled": rebound(denoiser, compiled)})
+
+
+SECTIONS: dict[str, Callable[[Bench], Iterator[Record]]] = {
+    "loop": loop_section,
+    "corrections": correction_section,
+    "scaling": scaling_section,
+    "precision": precision_section,
+    "compile": compile_section,
+}
+"""What can be measured, by name."""
+
+DEFAULT = {"cpu": ("loop", "corrections", "scaling"), "cuda": ("loop", "corrections", "scaling", "precision")}
+"""What is measured unless told otherwise. Compiling takes minutes and a compiler, so it is asked for."""
+
+
+def installed(name: str) -> str | None:
+    """Version of a package, None where it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def bench(
+    subject: Subject,
+    solver: Solver,
+    nfe: int,
+    scope: Scope,
+    *,
+    sections: Sequence[str] | None = None,
+    seed: int = 0,
+    advance: Callable[[str], None] = lambda name: None,
+) -> dict[str, Any]:
+    """Measure, and return the record that belongs in a file.
+
+    Args:
+        subject: the model.
+        solver: the solver of all runs.
+        nfe: evaluations of a run.
+        scope: how much is measured.
+        sections: names from `SECTIONS`; default what suits the device.
+        seed: first seed of a batch, and seed of the order of the rounds.
+        advance: told the name of every section before it begins.
+
+    Returns:
+        Seed, device, versions, settings and `records`; ratios are median and quartiles over the rounds.
+    """
+    here = Bench(subject, solver, nfe, scope, seed)
+    kind = subject.device.type
+    records: list[Record] = []
+    for name in DEFAULT.get(kind, DEFAULT["cpu"]) if sections is None else sections:
+        advance(name)
+        records += SECTIONS[name](here)
+        if kind == "cuda":
+            torch.cuda.empty_cache()
+    return {
+        "seed": seed,
+        "model": subject.name,
+        "solver": repr(solver),
+        "nfe": nfe,
+        "rounds": scope.repeats,
+        "device": torch.cuda.get_device_name(subject.device) if kind == "cuda" else platform.machine(),
+        "kind": kind,
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "steindiff": steindiff.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "diffusers": installed("diffusers"),
+        },
+        "records": records,
+    }

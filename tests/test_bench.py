@@ -1,0 +1,194 @@
+"""The benchmark measures what it says: counts are exact, fields are there; no test looks at how long anything took."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+import torch
+
+import subjects
+from problems import FLOAT
+from steindiff import SOLVERS, noise, sample
+from steindiff.bench import Cost, Scope, Spread, Timing, bench, hosts, interleaved
+from steindiff.bench.plot import plot
+from steindiff.bench.report import HEAD, markdown, rows
+from steindiff.bench.sections import distance, random_unet
+from steindiff.bench.timing import Stopwatch, Watched
+from steindiff.bench.writing import write
+from steindiff.compare import RandomFeatures, Subject
+from steindiff.denoisers import Autocast, EDMDenoiser
+from steindiff.schedules import EDM
+
+CPU = torch.device("cpu")
+TINY = Scope((2,), (2,), 1, 2, (1, 2), (2, 3), (8, 16), (1, 2), memory=1)
+
+
+def random_subject() -> Subject:
+    network = random_unet(8, CPU, seed=0)
+    return Subject(
+        "random", lambda seeds: EDMDenoiser(partial(network, labels=torch.zeros(len(seeds)).long())), EDM(), (3, 8, 8),
+        RandomFeatures(3),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result():
+    return bench(
+        random_subject(), SOLVERS["dpmpp-2m"], 2, TINY, sections=["loop", "corrections", "scaling", "precision"]
+    )
+
+
+def by(result, section: str, name: str):
+    return [r for r in result["records"] if r["section"] == section and r["name"] == name]
+
+
+def test_the_record_says_what_it_ran_on(result):
+    assert {"seed", "model", "solver", "nfe", "rounds", "device", "kind", "threads", "versions"} <= set(result)
+    assert {"torch", "python", "steindiff", "diffusers"} <= set(result["versions"])
+    assert json.loads(json.dumps(result)) == result
+    measured = [record for record in result["records"] if "ratio" in record]
+    for record in measured:
+        low, median, high = (record["ratio"][key] for key in ("low", "median", "high"))
+        assert 0 < low <= median <= high < math.inf
+        assert record["against"]
+        assert "seconds" not in record  # absolute times are a GPU's
+    own = [record for record in measured if record["name"] == record["against"]]
+    assert all(record["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0} for record in own)
+
+
+def test_calls_and_backward_passes_are_counted(result):
+    for record in by(result, "loop", "plain"):
+        assert (record["nfe"], record["network_calls"], record["backward_passes"]) == (2, 2, 0)
+        assert 0 < record["outside"]["median"] < 1
+    passes = {r["name"]: (r["network_calls"], r["backward_passes"]) for r in result["records"] if "grid" in r}
+    # The last step goes to sigma = 0, where the relaxation does not act.
+    assert passes["relaxation, 1 probe"] == passes["network alone, 1 backward pass"] == (2, 1)
+    assert passes["relaxation, 5 probes"] == passes["network alone, 5 backward passes"] == (2, 5)
+    assert passes["relaxation, 5 probes together"] == (2, 5)
+    assert passes["relaxation, analytical"] == (2, 0)
+
+
+def test_the_other_loops_make_the_same_samples(result):
+    for record in by(result, "loop", "diffusers"):
+        assert record["network_calls"] == 2
+        assert record["difference"] < 0.1  # a random network magnifies rounding
+    assert all(record["difference"] < 0.01 for record in by(result, "precision", "channels-last"))
+    assert all(0 < record["difference"] < 1.0 for record in by(result, "precision", "bfloat16"))
+
+
+def test_the_loop_of_diffusers_is_ours_to_rounding():
+    denoiser = subjects.denoiser()
+    theirs, levels = hosts.diffusers_loop(denoiser, EDM(), 6, CPU)
+    x = noise(range(3), subjects.SHAPE, levels[0])
+    assert distance(theirs(x / levels[0].sigma), sample(denoiser, x, levels, SOLVERS["dpmpp-2m"]).x) < 1e-4
+
+
+def test_sweeps_cover_every_axis(result):
+    found = {axis: [r["value"] for r in result["records"] if r.get("axis") == axis] for axis in ("batch", "nfe")}
+    assert found == {"batch": [1, 2], "nfe": [2, 3]}
+    assert [r["network_calls"] for r in result["records"] if r.get("axis") == "nfe"] == [2, 3]
+    assert [r["backward_passes"] for r in result["records"] if r.get("axis") == "probes"] == [0, 1, 2]
+    bounded = by(result, "memory", "bounded")
+    assert [record["resolution"] for record in bounded] == [8, 16]
+    assert all(record["samples_at_a_time"] == 1 for record in bounded)  # one byte is room for no more
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers.schedulers.scheduling_dpmsolver_multistep", None)
+    short = Scope((1,), (1,), 1, 1, (1,))
+    missing = bench(random_subject(), SOLVERS["dpmpp-2m"], 2, short, sections=["loop"])["records"]
+    reasons = {record["name"]: record["missing"] for record in missing if "missing" in record}
+    assert reasons["diffusers"].startswith("diffusers: not installed")
+    assert reasons["replay"] == "no calibration at 2 evaluations ships"
+    other = bench(subjects.subject(), SOLVERS["ddim"], 2, short, sections=["loop", "compile"])["records"]
+    reasons = {record["name"]: record["missing"] for record in other if "missing" in record}
+    assert reasons == {"diffusers": "diffusers: compared for dpmpp-2m only", "compile": "the model has no network"}
+    with pytest.raises(hosts.Missing):
+        hosts.diffusers_loop(subjects.denoiser(), EDM(), 2, CPU)
+
+
+def test_a_solver_of_several_stages_is_compared_with_as_many_calls():
+    records = bench(
+        subjects.subject(), SOLVERS["heun"], 5, Scope((2,), (2,), 1, 1, (1,)), sections=["loop", "corrections"]
+    )
+    calls = {record["name"]: record["network_calls"] for record in records["records"] if "ratio" in record}
+    assert set(calls.values()) == {5}
+    passes = {record["name"]: record["backward_passes"] for record in records["records"] if "ratio" in record}
+    assert passes["network alone, 1 backward pass"] == passes["relaxation, 1 probe"] == 4
+
+
+def test_ratios_are_formed_within_a_round():
+    a, b = (Timing(Cost(1, 1), seconds, None) for seconds in ([1.0, 10.0, 4.0], [2.0, 20.0, 8.0]))
+    assert b.against(a) == Spread(2.0, 2.0, 2.0)  # a machine that slows down for a round slows both
+    assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
+    assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
+
+
+def test_every_run_is_timed_once_a_round_in_changing_order():
+    order: list[str] = []
+    runs = {name: partial(lambda name: order.append(name) or Cost(1, 1), name) for name in "abc"}
+    timings = interleaved(runs, CPU, 6)
+    assert order[:6] == ["a", "a", "b", "b", "c", "c"]  # warm-up, cost
+    rounds = [tuple(order[i : i + 3]) for i in range(6, len(order), 3)]
+    assert all(sorted(names) == ["a", "b", "c"] for names in rounds)
+    assert len(rounds) == 6
+    assert len(set(rounds)) > 1
+    assert all(len(timing.seconds) == 6 for timing in timings.values())
+
+
+def test_a_stopwatch_adds_up_its_blocks_alone(monkeypatch):
+    now = iter([0.0, 1.0, 5.0, 7.0])
+    monkeypatch.setattr(time, "process_time", lambda: next(now))
+    watch = Stopwatch(CPU)
+    denoiser = Watched(subjects.denoiser(), watch)
+    level = EDM().level(1.0)
+    for _ in range(2):
+        denoiser(noise([0], subjects.SHAPE, level), level)
+    assert watch.seconds == 3.0
+
+
+def test_half_precision_stays_inside_the_network():
+    network, level = random_unet(8, CPU, seed=0), EDM().level(1.0)
+    full = EDMDenoiser(network)
+    half = Autocast(full)
+    x = noise(range(3), (3, 8, 8), level)
+    assert half(x, level).dtype == torch.float32
+    assert half(x.to(FLOAT), level).dtype == FLOAT
+    assert not torch.equal(half(x, level), full(x, level))
+    assert distance(half(x, level), full(x, level)) < 0.2
+    assert distance(half.part(slice(1, 2), 3)(x[1:2], level), half(x, level)[1:2]) < 0.1
+    assert half.calls == full.calls
+    with pytest.raises(ValueError, match=r"dtype = torch.float64: allowed are torch.bfloat16 and torch.float16"):
+        Autocast(full, torch.float64)
+
+
+def test_files_and_table(result, tmp_path, monkeypatch):
+    paths = write(result, tmp_path, pytest.fail)
+    assert [path.name for path in paths] == ["bench-cpu.json", "bench-cpu.png"]
+    assert json.loads(paths[0].read_text()) == result
+    assert plot(result)[:4] == b"\x89PNG"
+    assert all(len(cells) == len(HEAD) for cells in rows(result))
+    assert markdown(result).count("\n") == 1 + len(rows(result))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    notes: list[str] = []
+    assert write(result, tmp_path / "bare", notes.append) == [tmp_path / "bare" / "bench-cpu.json"]
+    assert notes[0].startswith("no plot: ")
+
+
+def test_runs_without_the_packages_of_the_command_line(tmp_path):
+    """Neither typer nor matplotlib nor diffusers: as on a machine that has torch and little else."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['typer', 'matplotlib', 'matplotlib.figure', 'diffusers']));"
+        "from steindiff.bench.__main__ import main; main()"
+    )
+    line = [sys.executable, "-c", code, "--model", "fashion", "--out", str(tmp_path), "--sections"]  # none of them
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no plot: " in done.stderr
+    assert json.loads((tmp_path / "bench-cpu.json").read_text())["model"] == "fashion"
