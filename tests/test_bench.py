@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
 
 import pytest
@@ -19,7 +20,7 @@ from steindiff.bench import Cost, Scope, Spread, Timing, bench, hosts, interleav
 from steindiff.bench.plot import plot
 from steindiff.bench.report import HEAD, markdown, rows
 from steindiff.bench.sections import distance, random_unet
-from steindiff.bench.timing import Stopwatch, Watched
+from steindiff.bench.timing import Stopwatch, Watched, on_gpu
 from steindiff.bench.writing import write
 from steindiff.compare import RandomFeatures, Subject
 from steindiff.denoisers import Autocast, EDMDenoiser
@@ -124,7 +125,7 @@ def test_a_solver_of_several_stages_is_compared_with_as_many_calls():
 
 
 def test_ratios_are_formed_within_a_round():
-    a, b = (Timing(Cost(1, 1), seconds, None) for seconds in ([1.0, 10.0, 4.0], [2.0, 20.0, 8.0]))
+    a, b = (Timing(Cost(1, 1), seconds) for seconds in ([1.0, 10.0, 4.0], [2.0, 20.0, 8.0]))
     assert b.against(a) == Spread(2.0, 2.0, 2.0)  # a machine that slows down for a round slows both
     assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
     assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]) == Spread(3.0, 2.0, 4.0)
@@ -151,6 +152,43 @@ def test_a_stopwatch_adds_up_its_blocks_alone(monkeypatch):
     for _ in range(2):
         denoiser(noise([0], subjects.SHAPE, level), level)
     assert watch.seconds == 3.0
+
+
+def test_a_gpu_is_watched_without_being_stopped(monkeypatch):
+    """The calls made of a GPU, on a stand-in for it."""
+    device = torch.device("cuda")
+    held = iter([100, 350])
+
+    class Event:
+        now = 0.0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = Event.now
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.at - self.at
+
+    for name in ("synchronize", "reset_peak_memory_stats", "set_sync_debug_mode"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: next(held))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: next(held))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+
+    def run() -> Cost:
+        for message in ("called a synchronizing CUDA operation", "something else"):
+            warnings.warn(message, stacklevel=1)
+        return Cost(3, 3)
+
+    assert on_gpu(run, device) == Timing(Cost(3, 3), [], 250, 1)
+    watch = Stopwatch(device)
+    for _ in range(2):
+        with watch.running():
+            Event.now += 500.0
+        Event.now += 9.0  # outside
+    assert watch.seconds == 1.0
 
 
 def test_half_precision_stays_inside_the_network():

@@ -12,7 +12,7 @@ def test_bench(steindiff, tmp_path):
     done = steindiff(line)
     assert done.code == 0, done.err
     assert done.err == ""
-    assert "share outside the network, batch 3" in done.out
+    assert "plain, batch 3: outside the network" in done.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench-cpu.json", "bench-cpu.png"]
     found = json.loads((tmp_path / "bench-cpu.json").read_text())
     assert (found["model"], found["nfe"], found["rounds"]) == ("digits", 4, 2)

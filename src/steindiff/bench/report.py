@@ -30,9 +30,7 @@ def rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
         if "outside" in record:
             share = record["outside"]
             quartiles = f"{share['low']:.2%}–{share['high']:.2%}"
-            out.append(
-                (f"share outside the network, batch {record['batch']}", "", f"{share['median']:.2%}", quartiles, "", "")
-            )
+            out.append((f"{label(record)}: outside the network", "", f"{share['median']:.2%}", quartiles, "", ""))
     return out
 
 

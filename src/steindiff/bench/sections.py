@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import steindiff
 from steindiff.bench.hosts import Missing, diffusers_loop
 from steindiff.bench.scope import Scope
-from steindiff.bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved, wait
+from steindiff.bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved
 from steindiff.compare import Subject
 from steindiff.corrections.base import Correction
 from steindiff.corrections.plain import Plain
@@ -83,6 +83,7 @@ class Bench:
         out["ratio"] = timing.against(found[against])._asdict()
         if self.device.type == "cuda":
             out |= {"seconds": Spread.of(timing.seconds)._asdict(), "peak_bytes": timing.peak_bytes}
+            out["synchronisations"] = timing.synchronisations
         return out
 
 
@@ -124,11 +125,11 @@ def bare(
     return run
 
 
-def by_diffusers(bench: Bench, denoiser: Denoiser, batch: int) -> tuple[Callable[[], Cost], float]:
-    """A run of diffusers' loop, and the relative distance of its samples to ours at the same levels.
+def by_diffusers(bench: Bench, denoiser: Denoiser, batch: int) -> tuple[Callable[[], Cost], Callable[[], float]]:
+    """A run of diffusers' loop, and a measurement: the relative distance of its samples to ours at the same levels.
 
     Raises:
-        Missing: if there is no diffusers, or it has another name for this solver.
+        Missing: if there is no diffusers, or it is not compared for this solver.
     """
     if bench.solver != SOLVERS["dpmpp-2m"]:
         raise Missing("diffusers: compared for dpmpp-2m only")
@@ -141,7 +142,7 @@ def by_diffusers(bench: Bench, denoiser: Denoiser, batch: int) -> tuple[Callable
         theirs(unit)
         return Cost(bench.nfe, denoiser.calls - before)
 
-    return run, distance(theirs(unit), sample(denoiser, x, levels, bench.solver).x)
+    return run, lambda: distance(theirs(unit), sample(denoiser, x, levels, bench.solver).x)
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -157,34 +158,32 @@ def loop_section(bench: Bench) -> Iterator[Record]:
         yield {"section": "loop", "name": "replay", "missing": f"no calibration at {bench.nfe} evaluations ships"}
     for batch in bench.scope.batches:
         denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
-        runs = {
-            "network alone": bare(denoiser, x, levels, bench.solver),
-            "plain": sampling(denoiser, x, levels, bench.solver),
-        }
+        inside = Stopwatch(bench.device)
+        watched = Watched(denoiser, inside)
+        runs = {"plain": sampling(watched, x, levels, bench.solver)}
+        facts: dict[str, dict[str, Any]] = {"plain": {}, "replay": {}}
         if calibration is not None:
-            runs["replay"] = sampling(denoiser, x, levels, calibration.solver, Replay(calibration))
+            runs["replay"] = sampling(watched, x, levels, calibration.solver, Replay(calibration))
         try:
-            runs["diffusers"], difference = by_diffusers(bench, denoiser, batch)
+            runs["diffusers"], measure = by_diffusers(bench, watched, batch)
+            facts["diffusers"] = {"difference": measure()}
         except Missing as error:
             yield {"section": "loop", "name": "diffusers", "batch": batch, "missing": str(error)}
-        found = bench.race(runs, bench.scope.repeats)
-        plain = bench.record("loop", "plain", "network alone", found, batch=batch)
-        yield plain | {"outside": outside(bench, denoiser, x, levels)._asdict()}
-        if "replay" in found:
-            yield bench.record("loop", "replay", "plain", found, batch=batch)
-        if "diffusers" in found:
-            yield bench.record("loop", "diffusers", "plain", found, batch=batch, difference=difference)
+        found = bench.race({"network alone": bare(denoiser, x, levels, bench.solver), **runs}, bench.scope.repeats)
+        for name, run in runs.items():
+            share = outside(run, inside, bench.scope.repeats)._asdict()
+            against = "network alone" if name == "plain" else "plain"
+            yield bench.record("loop", name, against, found, batch=batch, outside=share, **facts[name])
 
 
-def outside(bench: Bench, denoiser: Denoiser, x: Tensor, levels: Levels) -> Spread:
-    """The share of a plain run's time spent outside the denoiser's calls, both taken within the same run."""
+def outside(run: Callable[[], Cost], inside: Stopwatch, repeats: int) -> Spread:
+    """The share of a run's time spent outside the denoiser's calls, which `inside` times; both within the same run."""
     shares = []
-    for _ in range(bench.scope.repeats):
-        inside, whole = Stopwatch(bench.device), Stopwatch(bench.device)
-        wait(bench.device)
+    for _ in range(repeats):
+        before, whole = inside.seconds, Stopwatch(inside.device)
         with whole.running():
-            sample(Watched(denoiser, inside), x, levels, bench.solver)
-        shares.append(1 - inside.seconds / whole.seconds)
+            run()
+        shares.append(1 - (inside.seconds - before) / whole.seconds)
     return Spread.of(shares)
 
 

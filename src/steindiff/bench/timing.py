@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -41,11 +42,12 @@ class Spread(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """One implementation: its cost, the seconds of every round, and the peak memory of one run (GPU only)."""
+    """One implementation: its cost, the seconds of every round; peak memory and host–device waits of one run (GPU)."""
 
     cost: Cost
     seconds: list[float]
-    peak_bytes: int | None
+    peak_bytes: int | None = None
+    synchronisations: int | None = None
 
     def against(self, base: Timing) -> Spread:
         """The ratio to another implementation, formed within each round."""
@@ -63,27 +65,35 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def on_gpu(run: Callable[[], Cost], device: torch.device) -> Timing:
+    """The cost of a run with its peak memory beyond what was held, and how often the host waited for the device."""
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            cost = run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    wait(device)
+    waits = sum("synchronizing CUDA operation" in str(warning.message) for warning in seen)
+    return Timing(cost, [], torch.cuda.max_memory_allocated(device) - before, waits)
+
+
 def interleaved(
     runs: Mapping[str, Callable[[], Cost]], device: torch.device, repeats: int, seed: int = 0
 ) -> dict[str, Timing]:
     """Time every run `repeats` times, all of them once a round, in an order drawn anew for each.
 
-    Before the first round each runs twice: once to warm up, once for its cost and peak memory.
+    Before the first round each runs twice: once to warm up, once for what it costs.
     """
     order, shuffle = list(runs), random.Random(seed)
     timings = {}
     for name, run in runs.items():
         run()
         wait(device)
-        peak = None
-        if device.type == "cuda":
-            before = torch.cuda.memory_allocated(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        cost = run()
-        wait(device)
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(device) - before
-        timings[name] = Timing(cost, [], peak)
+        timings[name] = on_gpu(run, device) if device.type == "cuda" else Timing(run(), [])
     for _ in range(repeats):
         shuffle.shuffle(order)
         for name in order:
