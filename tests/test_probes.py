@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise
-from steindiff.denoisers import X0, DynamicThreshold, Guided, StaticThreshold
+from steindiff.bench.sections import random_unet
+from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Guided, StaticThreshold
 from steindiff.denoisers.split import Split
 from steindiff.levels import Level
 from steindiff.probes import (
@@ -441,3 +445,40 @@ def test_a_part_of_a_denoiser_takes_its_conditions_and_counts_with_the_whole():
             torch.testing.assert_close(smaller(x[part], level), whole(x, level)[part], atol=1e-14, rtol=0)
             assert whole.calls > before + 1 or smaller.calls == whole.calls
     assert plain.part(slice(0, 1), 5)(x[:1], level).shape == (1, 6)
+
+
+class Allocations(TorchDispatchMode):
+    """Follows the bytes of all tensors made inside: their present sum and its peak. Views of `weights` are not made."""
+
+    def __init__(self, weights) -> None:
+        super().__init__()
+        self.alive = {weight.untyped_storage()._cdata: 0 for weight in weights}
+        self.peak = 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+        out = operation(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self.alive:
+                self.alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.alive.pop, storage._cdata)
+                self.peak = max(self.peak, sum(self.alive.values()))
+        return out
+
+
+@pytest.mark.parametrize("resolution", [16, 64])
+@pytest.mark.parametrize("samples", [1, 2, 4])
+def test_the_peak_of_a_bounded_probe_stays_within_its_limit(resolution: int, samples: int):
+    network, level = random_unet(resolution, torch.device("cpu"), seed=0), Level(1.0, 1.0, 1.0)
+    step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), EDMDenoiser(network))
+    x = noise(range(5), (3, resolution, resolution), level)
+    limit = samples * memory_per_sample(step, x)
+    probe = VJP(2, memory=limit)
+    probe(step, x, level, torch.Generator())  # the first step also measures
+    held = 10 * x.numel() * x.element_size()  # directions and results of the whole batch
+    with Allocations(network.parameters()) as bounded:
+        probe(step, x, level, torch.Generator())
+    assert bounded.peak <= limit + held
+    with Allocations(network.parameters()) as whole:
+        VJP(2)(step, x, level, torch.Generator())
+    assert whole.peak > limit + held
+    assert bounded.peak > 0.6 * limit  # and the room given is used
