@@ -16,7 +16,7 @@ import torch
 import subjects
 from problems import FLOAT
 from steindiff import SOLVERS, noise, sample
-from steindiff.bench import Cost, Scope, Spread, Timing, bench, hosts, interleaved
+from steindiff.bench import SECTIONS, Cost, Scope, Spread, Timing, bench, hosts, interleaved
 from steindiff.bench.plot import plot
 from steindiff.bench.report import HEAD, markdown, rows
 from steindiff.bench.sections import distance, random_unet
@@ -112,6 +112,18 @@ def test_what_is_missing_is_said(monkeypatch):
     assert reasons == {"diffusers": "diffusers: compared for dpmpp-2m only", "compile": "the model has no network"}
     with pytest.raises(hosts.Missing):
         hosts.diffusers_loop(subjects.denoiser(), EDM(), 2, CPU)
+
+
+def test_a_section_that_fails_does_not_take_the_others_along(monkeypatch):
+    def failing(here):
+        yield {"section": "compile", "name": "first", "missing": "nothing"}
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    monkeypatch.setitem(SECTIONS, "compile", failing)
+    short = Scope((1,), (1,), 1, 1, (1,))
+    found = bench(subjects.subject(), SOLVERS["ddim"], 2, short, sections=["compile", "loop"])["records"]
+    assert found[1] == {"section": "compile", "name": "rest of compile", "missing": "CUDA out of memory."}
+    assert [record["name"] for record in found if "ratio" in record] == ["plain", "replay"]
 
 
 def test_a_solver_of_several_stages_is_compared_with_as_many_calls():
