@@ -10,11 +10,9 @@ HEAD = ("what", "against", "ratio", "quartiles", "network calls", "backward pass
 
 def label(record: Mapping[str, Any]) -> str:
     """The name of a record with what tells it from others."""
-    parts = [record["axis"]] if "axis" in record else []
-    parts.append(record["name"])
-    parts += [f"{record[key]}²" for key in ("resolution",) if key in record]
-    parts += [f"batch {record['batch']}"] if "batch" in record else []
-    return ", ".join(parts)
+    resolution = [f"{record['resolution']}²"] if "resolution" in record else []
+    batch = [f"batch {record['batch']}"] if "batch" in record else []
+    return ", ".join([record["name"], *resolution, *batch])
 
 
 def rows(result: Mapping[str, Any]) -> list[tuple[str, ...]]:

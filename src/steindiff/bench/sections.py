@@ -39,7 +39,9 @@ from steindiff.tableau import Step
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig
 
 Record = dict[str, Any]
+"""One line of a result, as JSON has it."""
 Variants = Callable[[Networked], dict[str, Denoiser]]
+"""Other ways to prepare the network of a denoiser, by name."""
 GRID = "edm"
 """The grid of runs that have no calibration of their own: it ends at σ = 0, where a relaxation does not act."""
 
@@ -237,10 +239,10 @@ def scaling_section(bench: Bench) -> Iterator[Record]:
         denoiser = EDMDenoiser(random_unet(resolution, bench.device, bench.seed))
         return denoiser, bench.noise(batch, levels, (3, resolution, resolution)), levels
 
-    def sweep(axis: str, runs: Mapping[int, Callable[[], Cost]], **facts: Any) -> Iterator[Record]:
-        found = bench.race({str(value): run for value, run in runs.items()}, rounds)
-        for value in runs:
-            yield bench.record("scaling", str(value), str(next(iter(runs))), found, axis=axis, value=value, **facts)
+    def sweep(axis: str, runs: Mapping[int, Callable[[], Cost]]) -> Iterator[Record]:
+        found = bench.race({f"{axis} {value}": run for value, run in runs.items()}, rounds)
+        for name, value in zip(found, runs, strict=True):
+            yield bench.record("scaling", name, next(iter(found)), found, axis=axis, value=value)
 
     small = scope.resolutions[0]
     axes = {
@@ -288,9 +290,7 @@ def compiled(module: nn.Module) -> Network:
     return lambda *inputs, **conditions: fast(*inputs, **conditions).clone()
 
 
-def network_section(
-    bench: Bench, section: str, variants: Callable[[Networked], dict[str, Denoiser]]
-) -> Iterator[Record]:
+def network_section(bench: Bench, section: str, variants: Variants) -> Iterator[Record]:
     """The plain loop with the network prepared in other ways, against the network as it is."""
     levels = bench.levels
     for batch in bench.scope.batches:
