@@ -1,9 +1,9 @@
-"""Make the calibrations that ship with the package.
+"""Make calibrations to ship with the package.
 
-    python benchmarks/calibrations.py cifar10 --solver dpmpp-2m --nfe 4,5,6,8,10
     python benchmarks/calibrations.py fashion --solver dpmpp-2m --nfe 5,8
 
-One survey of the model serves all budgets. The cost and settings of each calibration are in its own file.
+Those of cifar10 were kept by `benchmarks/fid.py calibrated --calibrations FOLDER`, so that what ships is what was
+measured. One survey of the model serves all budgets. The cost and settings of each calibration are in its own file.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 
 from steindiff import SOLVERS
 from steindiff.calibrate import calibrate
+from steindiff.grids import LogSNR
 from steindiff.subjects import MODELS
-from steindiff.survey import survey
+from steindiff.survey import survey, visible
 from steindiff.zoo import names
 from steindiff.zoo.shipped import location
 
@@ -42,6 +43,7 @@ def main() -> None:
         subject.schedule,
         subject.shape,
         seeds=seeds,
+        grid=LogSNR(to_zero=visible(subject.schedule)),
         batch=args.batch,
         device=args.device,
     )

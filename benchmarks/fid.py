@@ -81,7 +81,7 @@ def first(measured: Survey, count: int) -> Survey:
     """A survey's first samples alone."""
     states, denoised = (tuple(x[:count] for x in kept) for kept in (measured.path.states, measured.path.denoised))
     path = replace(measured.path, states=states, denoised=denoised)
-    return replace(measured, seeds=measured.seeds[:count], path=path)
+    return replace(measured, seeds=measured.seeds[:count], own=measured.own[:count], path=path)
 
 
 @dataclass

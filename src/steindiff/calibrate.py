@@ -19,6 +19,7 @@ from steindiff.sample import sample
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
+from steindiff.statistics import total
 from steindiff.survey import Conditioned, Survey, conditioned, survey
 
 Energy = Callable[[Survey], Tensor]
@@ -142,8 +143,8 @@ def calibrate(
         denoiser, schedule, shape, seeds=seeds, batch=batch, device=device, dtype=dtype, callback=callback
     )
     levels = solver.levels(grid or measured.grid(power), schedule, nfe)
-    x = noise(measured.seeds, shape, levels[0], dtype).to(device)
-    whole = conditioned(denoiser, measured.seeds, batch)
+    x = noise(measured.own, shape, levels[0], dtype).to(device)
+    whole = conditioned(denoiser, measured.own, batch)
     fit = fit or ByAlignment()
     out = sample(whole, x, levels, solver, fit(measured), callback=callback)
     rows = [step_row(statistics) for statistics in out.statistics]
@@ -161,7 +162,7 @@ def calibrate(
             "samples": len(measured.seeds),
             "grid": type(grid).__name__ if grid else f"Stein, power {power}",
             "fit": repr(fit),
-            "network_calls": measured.network_calls + out.network_calls,
+            "network_calls": measured.network_calls + int(total(torch.tensor(out.network_calls))),
             "backward_passes": measured.backward_passes,
             "torch": torch.__version__,
         },

@@ -31,17 +31,22 @@ from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 from steindiff.solvers.dpmpp import DPMSolverMultistep
-from steindiff.statistics import mean
+from steindiff.statistics import alone, mean, share, total
 
 Conditioned = Callable[[Sequence[int]], Denoiser]
 """Seeds to the denoiser of a batch with those seeds: a sample's condition belongs to its seed."""
 
 
-def conditioned(denoiser: Denoiser | Conditioned, seeds: Sequence[int], batch: int) -> Denoiser:
-    """The denoiser of all `seeds` together, evaluated in parts of at most `batch`."""
+def cut(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
+    """The seeds in parts of at most `batch`."""
     if batch < 1:
         raise ValueError(f"batch = {batch}: allowed are whole numbers >= 1")
-    parts = [seeds[k : k + batch] for k in range(0, len(seeds), batch)]
+    return [seeds[k : k + batch] for k in range(0, len(seeds), batch)]
+
+
+def conditioned(denoiser: Denoiser | Conditioned, seeds: Sequence[int], batch: int) -> Denoiser:
+    """The denoiser of all `seeds` together, evaluated in parts of at most `batch`."""
+    parts = cut(seeds, batch)
     return Split(
         [denoiser if isinstance(denoiser, Denoiser) else denoiser(part) for part in parts],
         [len(part) for part in parts],
@@ -78,20 +83,17 @@ def measure(
     x: Tensor,
     level: Level,
     basis: Basis,
-    *,
-    probes: int,
-    generator: torch.Generator,
+    v: Tensor,
     route: Route = by_autograd,
 ) -> Station:
-    """Measure at states `x`, `(N, *)`, of one level, with `probes` >= 1 Rademacher directions."""
-    v = Rademacher().draw(probes, x, generator)
+    """Measure at states `x`, `(N, *)`, of one level, in directions `v`, `(probes, N, *)`."""
     gain = torch.zeros(len(x), basis.bands, dtype=torch.float64, device=x.device)
     square = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     d, pull = pullback(lambda z: denoiser(z, level), x, route)
     for direction in v:
         pulled = pull(direction)
-        gain += basis.average(basis.forward(direction) * basis.forward(pulled)) / probes
-        square += pulled.double().square().flatten(1).sum(1) / probes
+        gain += basis.average(basis.forward(direction) * basis.forward(pulled)) / len(v)
+        square += pulled.double().square().flatten(1).sum(1) / len(v)
     return Station(level, basis.average(basis.forward(d).square()), gain, square)
 
 
@@ -151,9 +153,10 @@ class Survey:
     Attributes:
         schedule: the schedule it ran on.
         basis: the basis of the bands.
-        seeds: of the samples.
-        stations: measured levels, from noise to data, on the first samples only.
-        path: the trajectory.
+        seeds: of the samples of all processes.
+        own: those of this process, N of them, in order of rank.
+        stations: measured levels, from noise to data, on the first of all samples, as far as they are its own.
+        path: the trajectory of its own.
         network_calls: what it cost, the stations included.
         backward_passes: likewise.
     """
@@ -161,6 +164,7 @@ class Survey:
     schedule: Schedule
     basis: Basis
     seeds: tuple[int, ...]
+    own: tuple[int, ...]
     stations: tuple[Station, ...]
     path: Path
     network_calls: int
@@ -255,9 +259,16 @@ def survey(
     shape = tuple(shape)
     basis = basis or natural_basis(shape)
     levels = (grid or LogSNR())(measurable(schedule), steps)
-    whole = conditioned(denoiser, seeds, batch)
+    parts = share().of(cut(seeds, batch))  # whole batches, so that each is what one process alone would evaluate
+    if not parts:
+        raise ValueError(
+            f"batch = {batch}: {len(seeds)} samples are fewer than a batch for each of {share().world} processes"
+        )
+    own = tuple(seed for part in parts for seed in part)
+    first = tuple(seeds).index(own[0])
+    whole = conditioned(denoiser, own, batch)
     calls = whole.calls
-    x = noise(seeds, shape, levels[0], dtype).to(device)
+    x = noise(own, shape, levels[0], dtype).to(device)
     denoised: list[Tensor] = []
 
     def watch(moment: Moment) -> bool | None:
@@ -271,16 +282,20 @@ def survey(
     for k in range(stations):
         i = round(k * (levels.steps - 1) / (stations - 1))
         generator = torch.Generator().manual_seed(i)
-        parts = []
+        none = torch.zeros(0, basis.bands, dtype=torch.float64, device=device)
+        found = [Station(levels[i], none, none, none.sum(1))]
         for start in range(0, probed, batch):
             chosen = seeds[start : min(start + batch, probed)]
-            part = conditioned(denoiser, chosen, batch)
-            states = out.trajectory[i][start : start + len(chosen)]
-            parts.append(measure(part, states, levels[i], basis, probes=probes, generator=generator, route=route))
-            cost += 1
+            with alone():  # every process draws for all parts, and keeps what is its own
+                v = Rademacher().draw(probes, x.new_empty(len(chosen), *shape), generator)
+            if first <= start < first + len(own):
+                states = out.trajectory[i][start - first :][: len(chosen)]
+                found.append(measure(conditioned(denoiser, chosen, batch), states, levels[i], basis, v, route))
+                cost += 1
         measured.append(
-            Station(levels[i], *(torch.cat([getattr(p, name) for p in parts]) for name in ("energy", "gain", "square")))
+            Station(levels[i], *(torch.cat([getattr(p, name) for p in found]) for name in ("energy", "gain", "square")))
         )
     passes = stations * -(-probed // batch) * probes if stations else 0
     path = Path(levels, out.trajectory, tuple(denoised))
-    return Survey(schedule, basis, tuple(seeds), tuple(measured), path, cost, passes)
+    cost = int(total(torch.tensor(cost)))
+    return Survey(schedule, basis, tuple(seeds), own, tuple(measured), path, cost, passes)

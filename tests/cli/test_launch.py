@@ -18,6 +18,8 @@ from steindiff.statistics import Share
 SAMPLE = "sample --model digits --nfe 3 --method edm --num 30 --batch 4 --shard 8 --png --npz --json --out OUT/set"
 EVALUATE = "evaluate OUT/set --reference OUT/set/png --metrics fid,kid,precision-recall --batch 4 --json"
 
+CALIBRATE = "calibrate --model digits --nfe 3,4 --num 30 --seed 100 --batch 8 --json --out OUT/calibrations"
+
 
 def torchrun(line: str, **environment: str) -> tuple[dict, str]:
     """What two processes print, and what is said beside it."""
@@ -52,6 +54,13 @@ def test_two_processes_do_what_one_does(steindiff, pooled, tmp_path):
     assert again["fid"] == pytest.approx(measured["fid"], abs=1e-12)
     assert again["kid"] == measured["kid"]
     assert again["precision-recall"] == measured["precision-recall"]
+
+
+def test_two_processes_calibrate_as_one_does(steindiff, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert steindiff(CALIBRATE.replace("OUT", str(one))).code == 0
+    torchrun(CALIBRATE.replace("OUT", str(two)))
+    assert files(one) == files(two)
 
 
 def test_fewer_images_than_processes_is_said(steindiff, pooled, tmp_path, monkeypatch):

@@ -12,14 +12,20 @@ from steindiff.cli import options
 from steindiff.cli.output import print_json, progress, results
 from steindiff.discovery import named
 from steindiff.files import folder
+from steindiff.grids import LogSNR
 from steindiff.solvers import SOLVERS
-from steindiff.survey import survey
+from steindiff.statistics import share
+from steindiff.survey import survey, visible
 
 EXAMPLES = (
     "steindiff calibrate --nfe 5 --out calibrations",
     "steindiff calibrate --solver dpmpp-3m --nfe 4,5,6,8 --num 512 --device cuda --batch 256 --out calibrations",
     "steindiff calibrate --guidance 2 --nfe 6 --out guided",
+    "torchrun --nproc_per_node=8 -m -- steindiff.cli calibrate --num 512 --batch 64 --out calibrations",
 )
+
+TOGETHER = True
+"""Processes started by torchrun share the work."""
 
 SURVEY_STEPS = 24
 
@@ -34,7 +40,7 @@ def command(
     device: options.Device = "auto",
     guidance: options.Guidance = 1.0,
     batch: options.Batch = 16,
-    power: Annotated[float, typer.Option(help="Exponent of the Stein grid; 0.2 for 2M and 3M, 0.3 for DDIM.")] = 0.2,
+    power: Annotated[float, typer.Option(help="Exponent of the Stein grid; 0 is the log-SNR grid.")] = 0.2,
     json: options.Json = False,
 ) -> None:
     """Measure a model once, so that sampling with few evaluations loses less; replaying costs nothing.
@@ -59,6 +65,7 @@ def command(
             subject.schedule,
             subject.shape,
             seeds=seeds,
+            grid=LogSNR(to_zero=visible(subject.schedule)),
             steps=SURVEY_STEPS,
             probed=min(16, num),
             batch=batch,
@@ -81,8 +88,11 @@ def command(
                 callback=step,
             )
             path = out / f"{model}-{solver}-{budget}.json"
-            made.save(path)
-            written.append((path, made))
+            if share().rank == 0:
+                made.save(path)
+                written.append((path, made))
+    if share().rank:
+        return
     if json:
         print_json(
             {
