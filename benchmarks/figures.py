@@ -2,14 +2,16 @@
 
     python benchmarks/figures.py
 
-Reads `benchmarks/results/cifar10.json` and the shipped calibrations, writes `docs/assets/fid.png`,
-`docs/assets/calibration.png` and the table between the `table:fid` marks of `docs/method.md` and `README.md`.
+Reads `benchmarks/results/{cifar10,second_opinion,fashion,guided}.json` and the shipped calibrations; writes
+`docs/assets/fid.png` and `docs/assets/calibration.png`, and the tables between the `table:NAME` marks of `README.md`
+and `docs/method.md`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,55 +27,141 @@ from steindiff.schedules import EDM
 from steindiff.zoo.shipped import calibration
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "cifar10.json"
+RESULTS = ROOT / "benchmarks" / "results"
 ASSETS = ROOT / "docs" / "assets"
-TITLES = {
-    ("dpmpp-2m", "edm-min", "none"): "DPM-Solver++(2M), EDM grid",
-    ("dpmpp-2m", "logsnr-min", "none"): "DPM-Solver++(2M), log-SNR grid",
-    ("dpmpp-3m", "edm-min", "none"): "DPM-Solver++(3M), EDM grid",
-    ("dpmpp-3m", "logsnr-min", "none"): "DPM-Solver++(3M), log-SNR grid",
-    ("dpmpp-2m", "stein", "none"): "DPM-Solver++(2M), Stein grid",
-    ("dpmpp-2m", "stein", "balance"): "DPM-Solver++(2M), Stein calibration",
+HOSTS = {
+    "dpmpp-2m": "DPM-Solver++(2M)",
+    "dpmpp-3m": "DPM-Solver++(3M)",
+    "unipc-bh1-3": "UniPC-3 (bh1)",
+    "ddim": "DDIM",
+    "ipndm-4": "iPNDM-4",
+    "heun": "Heun",
 }
+GRID_NAMES = {"edm": "EDM grid to 0", "edm-min": "EDM grid", "logsnr-min": "log-SNR grid", "stein": "Stein grid"}
+
+Record = dict[str, Any]
+Curve = dict[int, float]
 
 
-def curves(records: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """FID by title and NFE, of 10,000-sample records with default options."""
-    found: dict[str, dict[int, float]] = {title: {} for title in TITLES.values()}
+def read(name: str) -> list[Record]:
+    """The records of a file in `benchmarks/results`."""
+    records: list[Record] = json.loads((RESULTS / f"{name}.json").read_text())
+    return records
+
+
+def best_plain(records: Sequence[Record], solver: str, measure: str = "fid") -> Curve:
+    """By NFE, the lower of the two published grids."""
+    found: Curve = {}
     for record in records:
-        title = TITLES.get((record["solver"], record["grid"], record["correction"]))
-        if title and record["samples"] == 10_000 and not record["options"]:
-            found[title][record["nfe"]] = record["fid"]
+        if (
+            record["solver"] == solver
+            and record["correction"] == "none"
+            and record["grid"] in ("edm-min", "logsnr-min")
+        ):
+            found[record["nfe"]] = min(record[measure], found.get(record["nfe"], float("inf")))
     return found
 
 
-def table(found: dict[str, dict[int, float]]) -> str:
-    budgets = sorted({nfe for row in found.values() for nfe in row})
-    lines = ["| FID, 10,000 samples | " + " | ".join(f"{nfe} NFE" for nfe in budgets) + " |"]
-    lines.append("|---" * (len(budgets) + 1) + "|")
-    for title, row in found.items():
-        cells = [f"{row[nfe]:.2f}" if nfe in row else "–" for nfe in budgets]
-        lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def calibrated(records: Sequence[Record], solver: str) -> Curve:
+    """By NFE, with the default calibration."""
+    return {
+        r["nfe"]: r["fid"]
+        for r in records
+        if (r["solver"], r["grid"], r["correction"], r["options"]) == (solver, "stein", "calibrated", {})
+    }
+
+
+def rows(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
+
+
+def hosts_table(records: Sequence[Record]) -> str:
+    """Every solver, plain on the better grid and calibrated."""
+    budgets = sorted({nfe for solver in HOSTS for nfe in calibrated(records, solver)})
+    body = []
+    for solver, title in HOSTS.items():
+        plain, ours = best_plain(records, solver), calibrated(records, solver)
+        body.append([title, "plain, better grid", *(f"{plain[n]:.2f}" if n in ours else "–" for n in budgets)])
+        body.append(["", "calibrated", *(f"**{ours[n]:.2f}**" if n in ours else "–" for n in budgets)])
+    return rows(["FID, 10,000 samples", "", *(f"{nfe} NFE" for nfe in budgets)], body)
+
+
+def ablation_table(records: Sequence[Record]) -> str:
+    """One change at a time, 2M at 5 and 8 evaluations."""
+    default = ("stein", "calibrated", {})
+    changes: dict[str, tuple[str, str, dict[str, Any]]] = {"default": default}
+    for record in records:
+        if record["solver"] == "dpmpp-2m" and record["nfe"] in (5, 8):
+            key = (record["grid"], record["correction"], record["options"])
+            parts = [
+                *([GRID_NAMES[key[0]]] if key[0] != "stein" else []),
+                *(["grid alone"] if key[1:] == ("none", {}) and key[0] == "stein" else []),
+                *([] if key[1] in ("calibrated", "none") else [key[1]]),
+                *(f"{name} {value}" for name, value in key[2].items()),
+            ]
+            if parts and not (key[1] == "none" and key[0] != "stein"):
+                changes.setdefault(", ".join(parts), key)
+    body = []
+    for title, key in changes.items():
+        cells = {
+            r["nfe"]: f"{r['fid']:.2f}"
+            for r in records
+            if r["solver"] == "dpmpp-2m" and (r["grid"], r["correction"], r["options"]) == key
+        }
+        body.append([title, cells.get(5, "–"), cells.get(8, "–")])
+    return rows(["change", "FID at 5", "at 8"], body)
+
+
+def second_table(records: Sequence[Record]) -> str:
+    """Other measures of the same samples."""
+    body = [
+        [
+            f"{HOSTS[r['solver']]}, {GRID_NAMES[r['grid']] if r['correction'] == 'none' else 'calibrated'}",
+            str(r["nfe"]),
+            f"{r['fid']:.2f}",
+            f"{r['fd_efficientnet']:.2f}",
+            f"{1000 * r['kid']:.2f}",
+            f"{r['precision']:.3f}",
+            f"{r['recall']:.3f}",
+        ]
+        for r in records
+    ]
+    return rows(["", "NFE", "FID", "EfficientNet", "KID · 10³", "precision", "recall"], body)
+
+
+def others_table(records: Sequence[Record]) -> str:
+    """Another model, and guidance."""
+    body = []
+    for r in records:
+        title = "Fashion-MNIST, VP" if r["model"] == "fashion" else f"CIFAR-10, guidance {r['guidance']:g}"
+        how = "calibrated" if r["correction"] != "none" else f"plain, {r['grid']}"
+        body.append([title, HOSTS[r["solver"]], how, str(r["nfe"]), f"{r['fid']:.2f}", f"{r['fd_many_step']:.2f}"])
+    return rows(["model", "solver", "", "NFE", "to real images", "to its own many-step samples"], body)
 
 
 def fill(path: Path, name: str, text: str) -> None:
-    """Put `text` between the marks `table:name` of a page."""
+    """Put `text` between the marks `table:name` of a page that has them."""
     page = path.read_text(encoding="utf-8")
     mark, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
     page = re.sub(rf"{re.escape(mark)}(.*?{re.escape(end)})?", f"{mark}\n\n{text}\n\n{end}", page, flags=re.S)
     path.write_text(page, encoding="utf-8")
 
 
-def plot_fid(found: dict[str, dict[int, float]], limit: float) -> None:
-    figure, axes = plt.subplots(figsize=(6.4, 4))
-    for title, row in found.items():
-        points = sorted(row.items())
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=title, lw=1.5)
-    axes.axhline(limit, color="0.5", ls=":", label="the model at 35 NFE (50,000 samples)")
+def plot_fid(records: Sequence[Record], limit: float) -> None:
+    figure, axes = plt.subplots(figsize=(6.8, 4))
+    for solver, colour in (("ddim", "C3"), ("dpmpp-2m", "C0"), ("dpmpp-3m", "C2"), ("ipndm-4", "C4")):
+        points = sorted(best_plain(records, solver).items())
+        label = f"{HOSTS[solver]}, better plain grid"
+        axes.plot(*zip(*points, strict=True), marker="o", ms=4, color=colour, ls="--", lw=1.2, label=label)
+    points = sorted(calibrated(records, "dpmpp-2m").items())
+    axes.plot(*zip(*points, strict=True), marker="o", color="k", lw=2, label="DPM-Solver++(2M), Stein calibration")
+    axes.axhline(limit, color="0.5", ls=":", label="the model itself: Heun, 35 evaluations")
     axes.set(xlabel="network evaluations per image", ylabel="FID (10,000 samples)", yscale="log")
-    axes.set_yticks([10, 15, 20, 30], ["10", "15", "20", "30"])
+    axes.set_yticks([10, 15, 20, 30, 50], ["10", "15", "20", "30", "50"])
+    axes.set_xticks([4, 5, 6, 8, 10, 15, 20])
+    axes.minorticks_off()
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
     figure.savefig(ASSETS / "fid.png", dpi=150, bbox_inches="tight")
@@ -81,44 +169,54 @@ def plot_fid(found: dict[str, dict[int, float]], limit: float) -> None:
 
 
 def plot_calibration(nfe: int) -> None:
+    """Where the evaluations go, and the weights of the brightness channel."""
     solver = SOLVERS["dpmpp-2m"]
     shipped = calibration("cifar10", solver, nfe)
     assert shipped is not None, f"no calibration ships for {nfe} evaluations"
     assert isinstance(shipped.basis, DCT)
-    figure, (grids, factors) = plt.subplots(1, 2, figsize=(10, 3.4))
-    rows = {
+    figure, (grids, factors, changes) = plt.subplots(1, 3, figsize=(14, 3.4))
+    levels = {
         "EDM": solver.levels(GRIDS["edm-min"], EDM(), nfe),
         "log-SNR": solver.levels(GRIDS["logsnr-min"], EDM(), nfe),
         "Stein": shipped.levels,
     }
-    for height, levels in enumerate(rows.values()):
-        sigmas = [level.sigma for level in levels[:-1]]
+    for height, row in enumerate(levels.values()):
+        sigmas = [level.sigma for level in row[:-1]]
         grids.plot(sigmas, [height] * len(sigmas), "o-", lw=1)
     grids.set(xscale="log", xlabel="σ of the evaluations", title=f"where {nfe} evaluations go")
-    grids.set_yticks(range(len(rows)), list(rows))
+    grids.set_yticks(range(len(levels)), list(levels))
     grids.invert_xaxis()
-    rings = shipped.basis.bands // shipped.shape[0]
-    for i, row in enumerate(shipped.rho):
-        if row:
-            s, t = shipped.levels[i], shipped.levels[i + 1]
-            brightness = torch.tensor(row).reshape(shipped.shape[0], rings)[0]
-            factors.plot(brightness, ".-", lw=1, label=f"σ {s.sigma:.2g} → {t.sigma:.2g}")
+    shape = (shipped.shape[0], shipped.basis.bands // shipped.shape[0])
+    for i, (rho, tau) in enumerate(zip(shipped.rho, shipped.tau, strict=True)):
+        label = f"σ {shipped.levels[i].sigma:.2g} → {shipped.levels[i + 1].sigma:.2g}"
+        if rho:
+            factors.plot(torch.tensor(rho).reshape(shape)[0], ".-", lw=1, color=f"C{i}", label=label)
+        if tau:
+            changes.plot(torch.tensor(tau[0]).reshape(shape)[0], ".-", lw=1, color=f"C{i}", label=label)
     factors.axhline(1.0, color="0.5", lw=0.8)
-    factors.set(xlabel="frequency ring (brightness)", ylabel="ρ", title="energy each step must give back")
+    factors.set(xlabel="frequency ring (brightness)", title="ρ: weight of the solver's denoised image")
+    changes.axhline(0.0, color="0.5", lw=0.8)
+    changes.set(xlabel="frequency ring (brightness)", title="τ₁: weight of the latest change of D")
     factors.legend(fontsize=8)
+    changes.legend(fontsize=8)
     figure.savefig(ASSETS / "calibration.png", dpi=150, bbox_inches="tight")
     plt.close(figure)
 
 
 def main() -> None:
     ASSETS.mkdir(parents=True, exist_ok=True)
-    records = json.loads(RESULTS.read_text())
-    found = {title: row for title, row in curves(records).items() if row}
-    limit = next(r["fid"] for r in records if r["solver"] == "heun" and r["nfe"] == 35 and r["samples"] == 50_000)
+    cells = [r for r in read("cifar10") if r["samples"] == 10_000]
+    second = read("second_opinion")
+    tables: dict[str, Callable[[], str]] = {
+        "fid": lambda: hosts_table(cells),
+        "ablation": lambda: ablation_table(cells),
+        "second": lambda: second_table(second),
+        "others": lambda: others_table([*read("fashion"), *read("guided")]),
+    }
     for page in (ROOT / "docs" / "method.md", ROOT / "README.md"):
-        if "<!-- table:fid -->" in page.read_text(encoding="utf-8"):
-            fill(page, "fid", table(found))
-    plot_fid(found, limit)
+        for name, make in tables.items():
+            fill(page, name, make())
+    plot_fid(cells, next(r["fid"] for r in second if r["solver"] == "heun" and r["nfe"] == 35))
     plot_calibration(5)
 
 
