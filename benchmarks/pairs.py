@@ -16,7 +16,7 @@ from torch import Tensor
 from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff.corrections.replay import Replay
 from steindiff.files import write_bytes
-from steindiff.report.picture import png
+from steindiff.pixels import png, to_uint8
 from steindiff.subjects import embedded
 
 SEEDS, COLUMNS, GAP, ZOOM = range(64), 8, 4, 2
@@ -57,7 +57,7 @@ def main() -> None:
         )
         for levels, how, correction in runs
     ]
-    write_bytes(OUT, png(sheet(torch.stack(images, 1).clamp(-1, 1))))
+    write_bytes(OUT, png(to_uint8(sheet(torch.stack(images, 1).clamp(-1, 1)))))
 
 
 if __name__ == "__main__":
