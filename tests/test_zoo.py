@@ -12,9 +12,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steindiff import zoo
+from steindiff.calibration import Calibration
 from steindiff.levels import Level
-from steindiff.subjects import by_seed
+from steindiff.subjects import by_seed, embedded
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, weights
+from steindiff.zoo.shipped import FOLDER, location
 
 TINY = UNetConfig(
     shape=(3, 8, 8), num_classes=4, channels=(8, 16), blocks=1, attention=(False, True), head=8, embedding=16, groups=4
@@ -286,3 +288,14 @@ def test_label_of_a_seed_and_guidance(guidance):
     assert denoiser.calls == (1 if guidance == 1.0 else 2)
     with pytest.raises(ValueError, match=r"guidance = -1\.0: allowed are numbers >= 0"):
         by_seed(net, -1.0)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_every_shipped_calibration_is_what_its_name_says(path):
+    """Model, solver and budget of the name are those inside, and the model's own fingerprint fits."""
+    made = Calibration.load(path)
+    name = made.settings["model"]
+    assert location(name, made.solver, made.nfe) == path
+    subject = embedded(name)
+    made.check(denoiser=subject.denoisers([made.settings["seed"]]), shape=subject.shape, settings={"guidance": 1.0})
+    assert any(made.rho)

@@ -204,7 +204,11 @@ def test_evaluate_says_what_it_cannot(steindiff, tmp_path, monkeypatch):
         raise datasets.Unavailable("no network")
 
     monkeypatch.setattr(datasets, "inception", unavailable)
+    monkeypatch.setattr(datasets, "efficientnet", unavailable)
     steindiff(f"sample --model digits --method edm --num 4 --out {tmp_path}")
+    done = steindiff(f"evaluate {tmp_path} --reference {tmp_path} --metrics fd-efficientnet")
+    assert "fd-efficientnet: not measured: no network" in done.err
+    assert "needs --reference" in steindiff(f"evaluate {tmp_path} --metrics fd-efficientnet").err
     done = steindiff(f"evaluate {tmp_path} --reference cifar10-train --metrics fid")
     assert done.code == 1
     assert "fid: not measured: no network" in done.err

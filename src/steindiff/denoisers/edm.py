@@ -26,19 +26,37 @@ class EDMDenoiser(Networked):
         return self.network(x if level.alpha == 1.0 else x / level.alpha, sigma).to(x.dtype)
 
 
-class Preconditioned:
+def precondition(
+    network: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigma: Tensor, sigma_data: float = 0.5
+) -> Tensor:
     r"""EDM preconditioning of a raw network F: D_θ(x; σ) = c_skip x + c_out F(c_in x; c_noise).
 
-    c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²), c_noise = ln(σ)/4.
+    c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²), c_noise = ln(σ)/4. All but F itself is
+    computed in the dtype of `x`.
+
+    Args:
+        network: F, called with `(B, *)` inputs and `(B,)` values of c_noise; it may answer in a dtype of its own.
+        x: states, `(B, *)`.
+        sigma: their noise levels, `(B,)`.
+        sigma_data: σ_d, standard deviation of the data.
+
+    References:
+        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
+        arXiv:2206.00364, Table 1.
+    """
+    s = sigma.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+    total = (s**2 + sigma_data**2).sqrt()
+    f = network(x / total, s.flatten().log() / 4)
+    return (sigma_data / total) ** 2 * x + s * sigma_data / total * f.to(x.dtype)
+
+
+class Preconditioned:
+    r"""A raw EDM network F with its preconditioning, as a function that denoises; see `precondition`.
 
     Args:
         network: the raw F, called with `(B, *)` inputs and `(B,)` values of c_noise.
         sigma_data: σ_d, standard deviation of the data.
         dtype: F's own dtype.
-
-    References:
-        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
-        arXiv:2206.00364, Table 1.
     """
 
     def __init__(
@@ -55,7 +73,6 @@ class Preconditioned:
 
     def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Denoise `x`, `(B, *)`, at noise levels `sigma`, `(B,)`."""
-        s = sigma.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-        total = s**2 + self.sigma_data**2
-        f = self.network((x * total.rsqrt()).to(self.dtype), (sigma.log() / 4).to(self.dtype))
-        return (self.sigma_data**2 / total) * x + (s * self.sigma_data * total.rsqrt()) * f.to(x.dtype)
+        return precondition(
+            lambda z, c_noise: self.network(z.to(self.dtype), c_noise.to(self.dtype)), x, sigma, self.sigma_data
+        )

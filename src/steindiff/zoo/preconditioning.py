@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from steindiff.denoisers.edm import precondition
 from steindiff.zoo.unet import UNet, UNetConfig
 
 
@@ -32,12 +33,9 @@ class ZooNetwork(nn.Module):
 
 
 class EDMPrecond(ZooNetwork):
-    r"""EDM-preconditioned denoiser D(x, σ) = E[x* | x] for x = x* + σ ε.
+    r"""EDM-preconditioned denoiser D(x, σ) = E[x* | x] for x = x* + σ ε; see `steindiff.denoisers.edm.precondition`.
 
-    .. math:: D = c_{skip} x + c_{out} F(c_{in} x, c_{noise}), \quad c_{noise} = \tfrac14 \ln σ
-
-    with c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²). The combination is made
-    in float32 (float64 where x is), whatever the precision of the network.
+    The combination is made in float32 (float64 where x is), whatever the precision of the network.
 
     Shapes: x (B, C, H, W), sigma (B,), labels (B,) or None → (B, C, H, W).
 
@@ -56,13 +54,13 @@ class EDMPrecond(ZooNetwork):
 
     def forward(self, x: Tensor, sigma: Tensor, labels: Tensor | None = None) -> Tensor:
         """Denoise x."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        sigma = sigma.to(x).reshape(-1, 1, 1, 1)
-        total = (sigma**2 + self.sigma_data**2).sqrt()
-        c_noise = sigma.flatten().log() / 4
         dtype = self.network.enter.weight.dtype
-        f = self.network((x / total).to(dtype), c_noise, labels)
-        return (self.sigma_data / total) ** 2 * x + sigma * self.sigma_data / total * f.to(x.dtype)
+        return precondition(
+            lambda z, c_noise: self.network(z.to(dtype), c_noise, labels),
+            x.to(torch.promote_types(x.dtype, torch.float32)),
+            sigma.to(x.device),
+            self.sigma_data,
+        )
 
 
 class VPNoise(ZooNetwork):

@@ -16,6 +16,7 @@ from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
 from steindiff.discovery import named
 from steindiff.metrics import (
+    EfficientNetFeatures,
     InceptionFeatures,
     Moments,
     WeightsUnavailable,
@@ -177,10 +178,21 @@ class Evaluation:
         assert logits is not None
         return inception_score(logits, splits=min(10, len(logits)))._asdict()
 
+    def frechet(self, load: Callable[[], Callable[[Tensor], Tensor]]) -> float:
+        """Fréchet distance of the features of a network, which is loaded once there is something to compare with."""
+        real, network = self.real, load()
+        return frechet_distance(*(self.see(images, network).moments for images in (self.samples, real)))
+
+    def fd_efficientnet(self) -> float:
+        """Fréchet distance of EfficientNet features, of another design than Inception's."""
+        try:
+            return self.frechet(lambda: EfficientNetFeatures.load(datasets.efficientnet(), self.device))
+        except datasets.Unavailable as error:
+            raise NotMeasured(str(error)) from error
+
     def fd_dinov2(self) -> float:
         """Fréchet distance of DINOv2 features."""
-        real, network = self.real, dinov2_features(self.device)
-        return frechet_distance(*(self.see(images, network).moments for images in (self.samples, real)))
+        return self.frechet(lambda: dinov2_features(self.device))
 
 
 METRICS: dict[str, Callable[[Evaluation], Any]] = {
@@ -188,6 +200,7 @@ METRICS: dict[str, Callable[[Evaluation], Any]] = {
     "kid": Evaluation.kid,
     "precision-recall": Evaluation.precision_recall,
     "is": Evaluation.inception_score,
+    "fd-efficientnet": Evaluation.fd_efficientnet,
     "fd-dinov2": Evaluation.fd_dinov2,
 }
 """The measures by name."""
