@@ -2,9 +2,9 @@
 
     python benchmarks/figures.py
 
-Reads `benchmarks/results/{cifar10,second_opinion,fashion,guided}.json` and the shipped calibrations; writes
-`docs/assets/fid.png` and `docs/assets/calibration.png`, and the tables between the `table:NAME` marks of `README.md`
-and `docs/method.md`.
+Reads `benchmarks/results/{cifar10,second_opinion,fashion,guided,demo}.json` and the shipped calibrations; writes
+`docs/assets/{fid,calibration,spectra}.png`, and the tables between the `table:NAME` marks of `README.md` and
+`docs/method.md`.
 """
 
 from __future__ import annotations
@@ -203,6 +203,21 @@ def plot_calibration(nfe: int) -> None:
     plt.close(figure)
 
 
+def plot_spectra(demo: dict[str, Any]) -> None:
+    """Power of the demo's samples at each frequency, and the same over that of the many-step samples."""
+    figure, (power, ratio) = plt.subplots(1, 2, figsize=(10, 3.4))
+    *rows, fine = [row for row in demo["rows"] if row["method"] != "relaxation"]
+    for row in (*rows, fine):
+        style = {"color": "k", "ls": ":"} if row is fine else {}
+        power.plot(row["spectrum"], lw=1.5, label=f"{row['title']}, {row['nfe']} evaluations", **style)
+        ratio.plot([a / b for a, b in zip(row["spectrum"], fine["spectrum"], strict=True)], lw=1.5, **style)
+    power.set(yscale="log", xlabel="frequency ring", title="mean power of the samples")
+    power.legend(fontsize=8)
+    ratio.set(xlabel="frequency ring", title="over that of the many-step samples", ylim=(0, 1.9))
+    figure.savefig(ASSETS / "spectra.png", dpi=150, bbox_inches="tight")
+    plt.close(figure)
+
+
 def main() -> None:
     ASSETS.mkdir(parents=True, exist_ok=True)
     cells = [r for r in read("cifar10") if r["samples"] == 10_000]
@@ -218,6 +233,7 @@ def main() -> None:
             fill(page, name, make())
     plot_fid(cells, next(r["fid"] for r in second if r["solver"] == "heun" and r["nfe"] == 35))
     plot_calibration(5)
+    plot_spectra(json.loads((RESULTS / "demo.json").read_text()))
 
 
 if __name__ == "__main__":

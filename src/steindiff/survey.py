@@ -106,8 +106,8 @@ class Path:
 
     Attributes:
         levels: that were visited.
-        states: at all of them, each `(N, *)`.
-        denoised: at the first ones, each `(N, *)`.
+        states: at all of them, each `(N, *)`, in main memory.
+        denoised: at the first ones, each `(N, *)`, likewise.
     """
 
     levels: Levels
@@ -269,14 +269,16 @@ def survey(
     whole = conditioned(denoiser, own, batch)
     calls = whole.calls
     x = noise(own, shape, levels[0], dtype).to(device)
-    denoised: list[Tensor] = []
+    # Many steps of many samples: kept in main memory, whatever the device has.
+    states, denoised = [x.cpu()], []
 
     def watch(moment: Moment) -> bool | None:
         assert moment.denoised is not None, "the solver evaluates at every state"
-        denoised.append(moment.denoised)
+        states.append(moment.x.cpu())
+        denoised.append(moment.denoised.cpu())
         return None if callback is None else callback(moment)
 
-    out = sample(whole, x, levels, solver or DPMSolverMultistep(3), callback=watch, capture=True)
+    sample(whole, x, levels, solver or DPMSolverMultistep(3), callback=watch)
     cost = whole.calls - calls
     measured = []
     for k in range(stations):
@@ -289,13 +291,13 @@ def survey(
             with alone():  # every process draws for all parts, and keeps what is its own
                 v = Rademacher().draw(probes, x.new_empty(len(chosen), *shape), generator)
             if first <= start < first + len(own):
-                states = out.trajectory[i][start - first :][: len(chosen)]
-                found.append(measure(conditioned(denoiser, chosen, batch), states, levels[i], basis, v, route))
+                here = states[i][start - first :][: len(chosen)].to(device)
+                found.append(measure(conditioned(denoiser, chosen, batch), here, levels[i], basis, v, route))
                 cost += 1
         measured.append(
             Station(levels[i], *(torch.cat([getattr(p, name) for p in found]) for name in ("energy", "gain", "square")))
         )
     passes = stations * -(-probed // batch) * probes if stations else 0
-    path = Path(levels, out.trajectory, tuple(denoised))
+    path = Path(levels, tuple(states), tuple(denoised))
     cost = int(total(torch.tensor(cost)))
     return Survey(schedule, basis, tuple(seeds), own, tuple(measured), path, cost, passes)
