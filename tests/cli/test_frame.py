@@ -26,7 +26,7 @@ def one_line(err: str) -> bool:
 
 
 def test_commands_found():
-    assert {"calibrate", "compare", "diagnose", "doctor", "evaluate", "sample"} <= set(COMMANDS)
+    assert {"bench", "calibrate", "compare", "diagnose", "doctor", "evaluate", "sample"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -39,7 +39,7 @@ def command(
     nfe: options.Nfe = 5,
     device: options.Device = "auto",
     batch: Annotated[
-        str | None, typer.Option(help="Batches of the loops, several as 1,4,32 (default: what suits the device).")
+        str | None, typer.Option(help="Images evaluated together; several as 1,4,32 (default: what suits the device).")
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="Rounds; each times every implementation once.")] = None,
     section: Annotated[
