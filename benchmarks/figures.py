@@ -77,6 +77,13 @@ def rows(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
 
 
+def marked(ours: Curve, plain: Curve, nfe: int) -> str:
+    """A cell of ours, bold where it is the better one."""
+    if nfe not in ours:
+        return "–"
+    return f"**{ours[nfe]:.2f}**" if ours[nfe] < plain[nfe] else f"{ours[nfe]:.2f}"
+
+
 def hosts_table(records: Sequence[Record]) -> str:
     """Every solver, plain on the better grid and calibrated."""
     budgets = sorted({nfe for solver in HOSTS for nfe in calibrated(records, solver)})
@@ -84,7 +91,7 @@ def hosts_table(records: Sequence[Record]) -> str:
     for solver, title in HOSTS.items():
         plain, ours = best_plain(records, solver), calibrated(records, solver)
         body.append([title, "plain, better grid", *(f"{plain[n]:.2f}" if n in ours else "–" for n in budgets)])
-        body.append(["", "calibrated", *(f"**{ours[n]:.2f}**" if n in ours else "–" for n in budgets)])
+        body.append(["", "calibrated", *(marked(ours, plain, n) for n in budgets)])
     return rows(["FID, 10,000 samples", "", *(f"{nfe} NFE" for nfe in budgets)], body)
 
 
