@@ -265,7 +265,7 @@ class Run(NamedTuple):
     backward_passes: int
     seconds: float
     gamma: tuple[float, ...]
-    rho: tuple[tuple[float, ...], ...]
+    calibration: Calibration | None
 
 
 def run(subject: Subject, solver: Solver, plan: Plan, seeds: Sequence[int], batch: int, **report: Any) -> Run:
@@ -278,7 +278,7 @@ def run(subject: Subject, solver: Solver, plan: Plan, seeds: Sequence[int], batc
         first.backward_passes,
         sum(part.seconds for part in parts),
         gammas(first.statistics),
-        plan.correction.calibration.rho if isinstance(plan.correction, Replay) else (),
+        plan.correction.calibration if isinstance(plan.correction, Replay) else None,
     )
 
 
@@ -305,6 +305,7 @@ class Row:
         seconds: for all images.
         levels: (σ, α) of every level.
         rho: the calibration's ρ, steps × bands; empty where there is none.
+        tau: the calibration's τ_1, likewise.
         gamma: the relaxation's γ for each step; empty where there is none.
         spectrum: mean power for each frequency ring, all channels.
         lipschitz: local Lipschitz constant of the solver's plain step, for each step; empty where not measured.
@@ -321,6 +322,7 @@ class Row:
     seconds: float
     levels: tuple[tuple[float, float], ...]
     rho: tuple[tuple[float, ...], ...]
+    tau: tuple[tuple[float, ...], ...]
     gamma: tuple[float, ...]
     spectrum: tuple[float, ...]
     lipschitz: tuple[float, ...]
@@ -450,7 +452,7 @@ def compare(
     full = high_frequency_power(spectrum(limit))
     rows = []
     for (name, nfe), result in runs.items():
-        power = spectrum(result.images)
+        power, calibration = spectrum(result.images), result.calibration
         rows.append(
             Row(
                 method=name,
@@ -463,7 +465,8 @@ def compare(
                 backward_passes=result.backward_passes,
                 seconds=result.seconds,
                 levels=tuple((level.sigma, level.alpha) for level in kept[name, nfe].levels),
-                rho=result.rho,
+                rho=() if calibration is None else calibration.rho,
+                tau=() if calibration is None else tuple(terms[0] if terms else () for terms in calibration.tau),
                 gamma=result.gamma,
                 spectrum=tuple(power.tolist()),
                 lipschitz=constants.get((name, nfe), ()),

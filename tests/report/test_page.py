@@ -46,7 +46,7 @@ def test_content(comparison):
     assert len(found["pictures"]) == len(found["rows"]) == 9
     assert all(len(strip) == 12 for strip in found["pictures"])
     charts = {chart["id"]: chart for chart in found["charts"]}
-    wanted = {"frechet-nfe", "frechet-time", "spectrum", "grids", "rho", "gamma", "lipschitz"}
+    wanted = {"frechet-nfe", "frechet-time", "spectrum", "grids", "rho", "tau", "gamma", "lipschitz"}
     assert set(charts) == wanted
     for chart in charts.values():
         lines = [line for frame in chart["frames"].values() for line in frame]

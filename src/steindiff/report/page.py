@@ -106,13 +106,13 @@ def stretches(row: Row) -> list[tuple[float, float]]:
     return [(sigma / alpha, max(value, 1e-3)) for (sigma, alpha), value in steps if alpha > 0]
 
 
-def balance_lines(row: Row) -> Iterable[Series]:
-    """ρ of the first channel against frequency, one line for each step that is corrected."""
+def weight_lines(row: Row, weights: Sequence[Sequence[float]]) -> Iterable[Series]:
+    """A calibration's weights of the first channel against frequency, one line for each step that has them."""
     rings = len(row.spectrum)
-    steps = [i for i, rho in enumerate(row.rho) if len(rho) >= rings]
+    steps = [i for i, own in enumerate(weights) if len(own) >= rings]
     for rank, i in enumerate(steps, 1):
         name = f"step {i + 1}: σ {row.levels[i][0]:.3g} → {row.levels[i + 1][0]:.3g}"
-        points = [[k, value] for k, value in enumerate(row.rho[i][:rings])]
+        points = [[k, value] for k, value in enumerate(weights[i][:rings])]
         yield {"name": name, "style": round(rank / len(steps), 3), "points": points}
 
 
@@ -160,7 +160,15 @@ def charts(comparison: Comparison) -> list[Chart]:
             "caption": "The factor each frequency of the denoised image is multiplied by; 1 leaves it alone.",
             "x": {"label": "frequency ring, max(k_x, k_y)", "log": False},
             "y": {"label": "ρ", "log": False, "include": [1]},
-            "frames": frames(comparison, balance_lines, reference=False),
+            "frames": frames(comparison, lambda r: weight_lines(r, r.rho), reference=False),
+        },
+        {
+            "id": "tau",
+            "title": "Calibration: τ at each step",
+            "caption": "How much of the latest change of the denoised image is added, beyond the solver’s own.",
+            "x": {"label": "frequency ring, max(k_x, k_y)", "log": False},
+            "y": {"label": "τ₁", "log": False, "include": [0]},
+            "frames": frames(comparison, lambda r: weight_lines(r, r.tau), reference=False),
         },
         {
             "id": "gamma",
