@@ -141,7 +141,7 @@ def test_choosing_from_all_seeds(page):
 
 def test_charts(page):
     assert page.locator(".chart:visible").count() == 8
-    assert page.locator(".chart svg[role=img][aria-label]").count() == 7
+    assert page.locator(".chart svg[role=img][aria-label]").count() == 8
     assert page.locator("#chart-gamma circle").count() == 5
     page.locator("#chart-spectrum summary").click()
     assert page.locator("#chart-spectrum tbody tr").count() == 5 * 8
