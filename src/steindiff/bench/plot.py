@@ -39,6 +39,9 @@ def plot(result: Mapping[str, Any]) -> bytes:
         right.plot(*zip(*points, strict=True), marker="o", label=axis)
     if lines:
         right.set(xscale="log", yscale="log", xlabel="times the smallest", ylabel="times its time", title="scaling")
+        times = sorted({x for points in lines.values() for x, _ in points})
+        right.set_xticks(times, [f"{x:g}" for x in times])
+        right.set_xticks([], minor=True)
         right.legend()
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
