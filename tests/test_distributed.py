@@ -97,3 +97,7 @@ def test_shares_make_the_whole_and_differ_by_one_at_most():
             parts = [list(Share(rank, world).of(range(count))) for rank in range(world)]
             assert [item for part in parts for item in part] == list(range(count))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_one_process_alone_is_not_asked_and_no_device_waited_for():
+    assert shard(torch.empty(3, 2, device="meta")) == (0, 3)

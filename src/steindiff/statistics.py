@@ -1,7 +1,8 @@
 r"""Averages over a batch, also one that is spread over processes.
 
 With `torch.distributed` initialised every process holds a shard of one global batch, in order of rank. What is computed
-here does not depend on how the batch was cut.
+here does not depend on how the batch was cut. The process group must serve tensors on CPUs, too, as that of
+`init_process_group()` without a backend does: on GPUs `cpu:gloo,cuda:nccl`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def share() -> Share:
 
 def shard(x: Tensor) -> Shard:
     """The place of the local batch `x`, `(B, *)`, in the global one."""
+    if not distributed():  # nothing to ask, and a GPU need not be waited for
+        return Shard(0, len(x))
     rank, world = share()
     sizes = torch.zeros(world, dtype=torch.int64, device=x.device)
     sizes[rank] = len(x)
