@@ -207,3 +207,9 @@ def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
 def test_bad_settings_are_named(name: str):
     with pytest.raises(ValueError, match=f"{name} = -1: allowed are numbers >= "):
         Alignment(BASIS, MEASURED["edm"].path, **{name: -1})
+
+
+@pytest.mark.parametrize("name", ["bound", "tail", "ridge"])
+def test_settings_that_would_undo_the_fit_are_named(name: str):
+    with pytest.raises(ValueError, match=f"{name} = inf: allowed are finite numbers"):
+        Alignment(BASIS, MEASURED["edm"].path, **{name: math.inf})

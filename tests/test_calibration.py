@@ -19,7 +19,7 @@ from steindiff.calibrate import ByEnergy, SteinEnergy, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.balance import Balance, balance
 from steindiff.corrections.replay import Replay
-from steindiff.denoisers import Gaussian
+from steindiff.denoisers import Gaussian, Guided
 from steindiff.denoisers.split import Split
 from steindiff.grids.stein import Stein
 from steindiff.levels import Level
@@ -93,6 +93,17 @@ def test_a_survey_counts_its_cost(name: str):
     assert measured.network_calls == 60 + 10
     assert measured.backward_passes == 10 * 2
     assert measured.sigma_data == pytest.approx(math.sqrt(float(SPECTRUM.mean())), rel=0.05)
+
+
+def test_a_guided_survey_counts_both_networks():
+    guided = Guided(gaussian().denoiser, gaussian().denoiser, 2.0)
+    size = gaussian().denoiser.mean.shape
+    measured = survey(guided, EDM(), size, seeds=range(6), steps=5, stations=2, probed=4, batch=3, dtype=FLOAT)
+    assert measured.network_calls == guided.calls == 2 * 2 * (5 + 2)  # networks, parts, steps and stations
+
+
+def test_the_record_of_a_fit_is_the_same_in_every_process():
+    assert repr(ByEnergy()) == "ByEnergy(energy=SelfEnergy(), below=2.0, bound=4.0, significance=2.0)"
 
 
 @pytest.mark.parametrize("schedule", [EDM(), VP(), Flow()], ids=["edm", "vp", "flow"])
@@ -387,6 +398,9 @@ def test_parts_of_a_batch_go_to_their_own_denoisers():
         (lambda: survey(mixture().denoiser, EDM(), (1,), stations=1), "stations = 1: allowed are 0, and 2 to"),
         (lambda: survey(mixture().denoiser, EDM(), (1,), probed=100), "probed = 100"),
         (lambda: survey(mixture().denoiser, EDM(), (1,), batch=0), "batch = 0"),
+        (lambda: survey(mixture().denoiser, EDM(), (1,), solver=SOLVERS["heun"]), r"solver = Heun\(\): allowed are"),
+        (lambda: survey(mixture().denoiser, EDM(), (1,), solver=SOLVERS["unipc-bh2-2"]), "solver = UniPCBh2"),
+        (lambda: SteinEnergy()(survey(mixture().denoiser, EDM(), (1,), stations=0, dtype=FLOAT)), "stations = 0"),
     ],
 )
 def test_bad_settings_are_named(build, message: str):

@@ -1,4 +1,4 @@
-r"""Stein calibration: measure once where to step and how much energy each step loses, then replay for free."""
+r"""Stein calibration: measure once where to step and what leads each step aright, then replay for free."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ Energy = Callable[[Survey], Tensor]
 """Where the clean energy M comes from: a survey to `(N, K)` or `(1, K)`."""
 
 
-def self_energy(measured: Survey) -> Tensor:
+@dataclass(frozen=True)
+class SelfEnergy:
     """M of the model's own many-step samples, seed by seed; right under guidance too."""
-    return measured.self_energy()
+
+    def __call__(self, measured: Survey) -> Tensor:
+        return measured.self_energy()
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class ByAlignment:
         bound: keep the energy factor in [1/bound, bound].
         significance: leave a band alone unless the correction exceeds so many standard errors.
         terms: how many differences of the latest denoised images to use.
-        tail: weight of busy images in the fit; ∞ counts all alike.
+        tail: weight of busy images in the fit; a large number (1e9) counts all alike.
         ridge: pull towards the plain step.
     """
 
@@ -83,13 +86,13 @@ class ByEnergy:
     r"""Only balance the energy, one factor a band; see `corrections.balance`.
 
     Args:
-        energy: where the clean energy M comes from: `self_energy`, or a `SteinEnergy`.
+        energy: where the clean energy M comes from: `SelfEnergy()`, or a `SteinEnergy`.
         below: balance steps that end at σ/α <= below · σ_data; 0 the last step only, ∞ all.
         bound: keep ρ in [1/bound, bound].
         significance: leave a band alone unless |ρ − 1| exceeds this many standard errors.
     """
 
-    energy: Energy = self_energy
+    energy: Energy = SelfEnergy()
     below: float = 2.0
     bound: float = 4.0
     significance: float = 2.0

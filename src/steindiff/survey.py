@@ -32,6 +32,7 @@ from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 from steindiff.solvers.dpmpp import DPMSolverMultistep
 from steindiff.statistics import alone, mean, share, total
+from steindiff.tableau import HERE, Stage
 
 Conditioned = Callable[[Sequence[int]], Denoiser]
 """Seeds to the denoiser of a batch with those seeds: a sample's condition belongs to its seed."""
@@ -181,6 +182,8 @@ class Survey:
 
     def stein_energy(self, ratio: float) -> Tensor:
         r"""The reference-free clean energy at the station nearest to σ/α = `ratio`, mean over samples, `(1, K)`."""
+        if not self.stations:
+            raise ValueError("stations = 0: the reference-free energy needs a survey with stations")
         station = min(self.stations, key=lambda s: abs(s.level.lam - Level(0.0, 1.0, ratio).lam))
         return mean(station.clean_energy())[None]
 
@@ -250,7 +253,7 @@ def survey(
         callback: as in `sample`.
 
     Raises:
-        ValueError: if a count is out of range.
+        ValueError: if a count is out of range, or the solver evaluates elsewhere.
     """
     if stations < 0 or stations == 1 or stations > steps:
         raise ValueError(f"stations = {stations}: allowed are 0, and 2 to steps = {steps}")
@@ -259,11 +262,15 @@ def survey(
     shape = tuple(shape)
     basis = basis or natural_basis(shape)
     levels = (grid or LogSNR())(measurable(schedule), steps)
-    parts = share().of(cut(seeds, batch))  # whole batches, so that each is what one process alone would evaluate
-    if not parts:
+    solver = solver or DPMSolverMultistep(3)
+    if any(solver.tableau(levels, i).stages != (Stage(HERE, levels[i]),) for i in range(levels.steps)):
+        raise ValueError(f"solver = {solver!r}: allowed are those that evaluate once a step, at the state they visit")
+    batches = cut(seeds, batch)
+    if len(batches) < share().world:
         raise ValueError(
             f"batch = {batch}: {len(seeds)} samples are fewer than a batch for each of {share().world} processes"
         )
+    parts = share().of(batches)  # whole batches, so that each is what one process alone would evaluate
     own = tuple(seed for part in parts for seed in part)
     first = tuple(seeds).index(own[0])
     whole = conditioned(denoiser, own, batch)
@@ -278,7 +285,7 @@ def survey(
         denoised.append(moment.denoised.cpu())
         return None if callback is None else callback(moment)
 
-    sample(whole, x, levels, solver or DPMSolverMultistep(3), callback=watch)
+    sample(whole, x, levels, solver, callback=watch)
     cost = whole.calls - calls
     measured = []
     for k in range(stations):
@@ -292,8 +299,10 @@ def survey(
                 v = Rademacher().draw(probes, x.new_empty(len(chosen), *shape), generator)
             if first <= start < first + len(own):
                 here = states[i][start - first :][: len(chosen)].to(device)
-                found.append(measure(conditioned(denoiser, chosen, batch), here, levels[i], basis, v, route))
-                cost += 1
+                chunk = conditioned(denoiser, chosen, batch)
+                before = chunk.calls
+                found.append(measure(chunk, here, levels[i], basis, v, route))
+                cost += chunk.calls - before
         measured.append(
             Station(levels[i], *(torch.cat([getattr(p, name) for p in found]) for name in ("energy", "gain", "square")))
         )

@@ -18,6 +18,7 @@ next state the energy of the fine trajectory's, E log|x_f|² = E log|y_f|², for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -135,6 +136,9 @@ class Alignment(Correction):
             value = getattr(self, name)
             if not value >= least:
                 raise ValueError(f"{name} = {value}: allowed are numbers >= {least}")
+        for name in ("bound", "tail", "ridge"):
+            if math.isinf(getattr(self, name)):
+                raise ValueError(f"{name} = inf: allowed are finite numbers")
 
     @property
     def memory(self) -> int:
