@@ -17,10 +17,11 @@ import subjects
 from problems import FLOAT
 from steindiff import SOLVERS, noise, sample
 from steindiff.bench import SECTIONS, Cost, Scope, Spread, Timing, bench, hosts, interleaved
+from steindiff.bench.__main__ import main
 from steindiff.bench.plot import plot
 from steindiff.bench.report import HEAD, markdown, rows
 from steindiff.bench.sections import distance, random_unet
-from steindiff.bench.timing import Stopwatch, Watched, on_gpu
+from steindiff.bench.timing import Stopwatch, Watched, on_gpu, wait
 from steindiff.bench.writing import write
 from steindiff.compare import RandomFeatures, Subject
 from steindiff.denoisers import Autocast, EDMDenoiser
@@ -203,6 +204,15 @@ def test_a_gpu_is_watched_without_being_stopped(monkeypatch):
     assert watch.seconds == 1.0
 
 
+def test_every_kind_of_gpu_is_waited_for(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(device.type))
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    for kind in ("cpu", "cuda", "mps"):
+        wait(torch.device(kind))
+    assert waited == ["cuda", "mps"]
+
+
 def test_half_precision_stays_inside_the_network():
     network, level = random_unet(8, CPU, seed=0), EDM().level(1.0)
     full = EDMDenoiser(network)
@@ -242,3 +252,11 @@ def test_runs_without_the_packages_of_the_command_line(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "no plot: " in done.stderr
     assert json.loads((tmp_path / "bench-cpu.json").read_text())["model"] == "fashion"
+
+
+@pytest.mark.parametrize("option", ["--device abacus", "--nfe 0", "--repeats 0"])
+def test_a_mistake_is_named_without_a_traceback(monkeypatch, capsys, tmp_path, option: str):
+    monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), *option.split()])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"argument {option.split()[0]}: " in capsys.readouterr().err

@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from steindiff.bench.report import markdown
 from steindiff.bench.scope import SCOPES
 from steindiff.bench.sections import SECTIONS, bench
@@ -33,8 +35,15 @@ def main() -> None:
     parser.add_argument("--sections", nargs="*", choices=SECTIONS)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    folder(asked.out)
     kind = asked.device.partition(":")[0]
+    there = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    if kind not in there:
+        parser.error(f"argument --device: {asked.device!r}, allowed here are {', '.join(there)}")
+    for name in ("nfe", "repeats"):
+        value = getattr(asked, name)
+        if value is not None and value < 1:
+            parser.error(f"argument --{name}: {value}, allowed are whole numbers >= 1")
+    folder(asked.out)
     scope = SCOPES[kind]
     if asked.repeats is not None:
         scope = dataclasses.replace(scope, repeats=asked.repeats)

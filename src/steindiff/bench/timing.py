@@ -63,6 +63,8 @@ def wait(device: torch.device) -> None:
     """Until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def on_gpu(run: Callable[[], Cost], device: torch.device) -> Timing:
