@@ -152,7 +152,7 @@ def test_not_even_one_fits(steindiff, tmp_path):
     done = steindiff(f"sample --model starving --method edm --batch 1 --out {tmp_path}")
     assert done.code == 1
     assert one_line(done.err)
-    assert "out of memory even with one sample per batch" in done.err
+    assert "out of memory: choose a smaller --batch or another --device" in done.err
 
 
 def test_sample_does_not_change_the_batch(steindiff, tmp_path):

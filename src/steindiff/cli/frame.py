@@ -64,7 +64,7 @@ def build() -> typer.Typer:
 def explain(error: BaseException) -> str:
     """One line for one error: what was wrong, with which file."""
     if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, MemoryError) and not str(error)):
-        return "out of memory even with one sample per batch"
+        return "out of memory: choose a smaller --batch or another --device"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(str(error).split()) or type(error).__name__

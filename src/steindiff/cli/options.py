@@ -32,7 +32,7 @@ Num = Annotated[int, typer.Option(help="Number of images.")]
 Seed = Annotated[int, typer.Option(help="First seed; image i has seed SEED + i.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.")]
 Guidance = Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model.")]
-Batch = Annotated[int, typer.Option(help="Images evaluated together; halved where memory runs out.")]
+Batch = Annotated[int, typer.Option(help="Images evaluated together.")]
 Method = Annotated[
     str, typer.Option(help=f"How to sample: {', '.join(METHODS)}.", autocompletion=lambda: list(METHODS))
 ]

@@ -225,10 +225,10 @@ def command(
     batch: options.Batch = 50,
     json: options.Json = False,
 ) -> None:
-    """Measure a set of images: FID, KID, precision and recall, Inception score, FD-DINOv2.
+    """Measure a set of images: FID, KID, precision and recall, Inception score, FD-EfficientNet, FD-DINOv2.
 
-    Needs the networks behind them: Inception is downloaded once by package name; what cannot be had is said to be
-    not measured. Compare equal numbers of samples only: FID falls as they grow.
+    Needs the networks behind them, downloaded once; what cannot be had is said to be not measured. Compare equal
+    numbers of samples only: FID falls as they grow.
     """
     chosen = {name: named("metrics", name, METRICS) for name in metrics.split(",")}
     if batch < 1:
