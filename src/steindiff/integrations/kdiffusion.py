@@ -208,7 +208,7 @@ def calibrate_steindiff(
         probed: on how many samples.
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
-        grid: another grid; no derivatives are taken then.
+        grid: another grid; no derivatives are taken then, unless a `fit` is given.
         fit: how to correct; default `steindiff.calibrate.ByAlignment()`.
         settings: what to record and to compare when sampling, e.g. the guidance.
         device: where to run.

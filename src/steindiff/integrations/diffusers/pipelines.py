@@ -168,7 +168,7 @@ def calibrate(
         probed: on how many samples.
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
-        grid: another grid; no derivatives are taken then.
+        grid: another grid; no derivatives are taken then, unless a `fit` is given.
         fit: how to correct; default `steindiff.calibrate.ByAlignment()`.
         callback: as in `steindiff.sample`.
         call: arguments of the pipeline's call: `guidance_scale`, `height`, `prompt_embeds`, `class_labels`, …

@@ -1,10 +1,10 @@
 r"""Stock diffusers schedulers whose steps are corrected.
 
 A scheduler never sees the network: it is handed the network's answer and returns the next state. Replay of a
-calibration and the analytical relaxation need no more than that, the state x and the solver's candidate T. So a
-corrected scheduler *is* the stock one, its arithmetic untouched, with one thing added where a step is complete:
-T becomes what the correction makes of (x, T). Without a correction the added line returns T itself, and everything is
-bitwise the stock scheduler.
+calibration and the analytical relaxation need no more than that: the state x, the solver's candidate T and, for replay,
+the latest denoised images, which are kept as they pass. So a corrected scheduler *is* the stock one, its arithmetic
+untouched, with one thing added where a step is complete: T becomes what the correction makes of it. Without a
+correction the added line returns T itself, and everything is bitwise the stock scheduler.
 
 Where a step is complete differs from host to host:
 
@@ -296,7 +296,8 @@ class CorrectedHeun(Corrected):
             # The second call of a step answers at the next level: index 1 → level 1, index 2 → level 1, 3 → 2, …
             level = self._stein_levels[(index + 1) // 2]
             answer = family_of(self).denoiser(lambda *_: model_output)
-            self._stein_remember(answer(sample * level.alpha, level))
+            wide = torch.promote_types(sample.dtype, torch.float32)
+            self._stein_remember(answer(sample.to(wide) * level.alpha, level))
         if predicting and self.sigmas[index + 1] > 0:
             return output
         return with_state(output, self._stein_correct(index // 2, x, state_of(output)))
