@@ -77,7 +77,7 @@ def main() -> None:
     reference = references.load("cifar10-train")
     shipped = shipped_calibration("cifar10", SOLVERS["dpmpp-2m"], NFE)
     records: list[dict[str, Any]] = []
-    for correction, calibration in (("none", None), ("balance", shipped)):
+    for correction, calibration in (("none", None), ("calibrated", shipped)):
         made: dict[str, Tensor] = {}
         for host, maker in (("diffusers pipeline", by_pipeline), ("steindiff loop", by_loop)):
             begun = time.monotonic()
