@@ -17,9 +17,8 @@ import torch
 from recording import Records, machine
 from steindiff import SOLVERS
 from steindiff.calibrate import calibrate
-from steindiff.grids import LogSNR
 from steindiff.subjects import embedded
-from steindiff.survey import survey, visible
+from steindiff.survey import survey
 
 SEEDS = range(10**6, 10**6 + 64)
 
@@ -36,8 +35,7 @@ def main() -> None:
         begun = time.monotonic()
         subject = embedded("cifar10", device=args.device)
         model = subject.denoisers, subject.schedule, subject.shape
-        grid = LogSNR(to_zero=visible(subject.schedule))
-        measured = survey(*model, seeds=SEEDS, grid=grid, batch=batch, device=args.device)
+        measured = survey(*model, seeds=SEEDS, batch=batch, device=args.device)
         denoisers, schedule, shape = model
         made = calibrate(
             denoisers, SOLVERS["dpmpp-2m"], schedule, 5, shape, measured=measured, batch=batch, device=args.device

@@ -15,9 +15,8 @@ import torch
 
 from steindiff import SOLVERS
 from steindiff.calibrate import calibrate
-from steindiff.grids import LogSNR
 from steindiff.subjects import MODELS
-from steindiff.survey import survey, visible
+from steindiff.survey import survey
 from steindiff.zoo import names
 from steindiff.zoo.shipped import location
 
@@ -43,7 +42,6 @@ def main() -> None:
         subject.schedule,
         subject.shape,
         seeds=seeds,
-        grid=LogSNR(to_zero=visible(subject.schedule)),
         batch=args.batch,
         device=args.device,
     )

@@ -32,7 +32,6 @@ from steindiff.corrections import Correction
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Denoiser, EDMDenoiser
-from steindiff.grids import LogSNR
 from steindiff.levels import Level, Levels
 from steindiff.metrics import references
 from steindiff.metrics.frechet import Moments, frechet_distance
@@ -129,7 +128,6 @@ class Bench:
             self.schedule,
             (3, 32, 32),
             seeds=CALIBRATION_SEEDS,
-            grid=LogSNR(to_zero=False),
             steps=40,
             stations=16,
             probed=probed,

@@ -30,12 +30,11 @@ from steindiff.calibrate import calibrate
 from steindiff.corrections import Correction
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.replay import Replay
-from steindiff.grids import LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics import InceptionFeatures, Moments, frechet_distance, references
 from steindiff.pixels import to_uint8
 from steindiff.subjects import by_seed, embedded
-from steindiff.survey import Survey, survey, visible
+from steindiff.survey import Survey, survey
 
 MANY = Cell("dpmpp-2m", 32, "edm-min")
 CALIBRATION_SEED, REFERENCE_SEED = 10**6, 2 * 10**6
@@ -99,7 +98,6 @@ class Bench:
             self.subject.schedule,
             self.subject.shape,
             seeds=range(CALIBRATION_SEED, CALIBRATION_SEED + self.calibration),
-            grid=LogSNR(to_zero=visible(self.subject.schedule)),
             steps=40,
             stations=16,
             probed=max(1, self.calibration // 8),

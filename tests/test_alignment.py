@@ -183,11 +183,11 @@ def test_differences_are_of_the_newest_images():
 
 
 def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
-    """x_next = r x + b (ρ D + τ_1 (D − D') + τ_2 (D' − D'')), by hand, and fewer terms while the run is young."""
+    """x_next = r x + b (ρ D + τ_1 (D − D') + τ_2 (D' − D'')), by hand; plain where the run is too young for its τ."""
     levels = GRIDS["edm"](EDM(), 4)
     basis = Identity((2,))
     rho, tau = (1.1,), ((0.5,), (-0.25,))
-    calibration = Calibration(DDIM(), levels, basis, (rho,) * 4, (1.0,) * 4, tau=(tau,) * 4)
+    calibration = Calibration(DDIM(), levels, basis, (rho,) * 4, (1.0,) * 4, tau=((), tau, tau, tau))
     model = Gaussian(torch.zeros(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT))
     x = noise([3], (2,), levels[0], FLOAT)
     out = sample(model, x, levels, DDIM(), Observed(lambda *_: None, Replay(calibration)), capture=True)
@@ -195,10 +195,12 @@ def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
     for i, (s, t) in enumerate(pairwise(levels)):
         known.insert(0, model(x, s))
         r = t.sigma / s.sigma
-        change = sum(
-            (w[0] * (a - b) for w, a, b in zip(tau, known, known[1:], strict=False)), start=torch.zeros_like(x)
-        )
-        x = r * x + (t.alpha - r * s.alpha) * (rho[0] * known[0] + change)
+        d = known[0]
+        if i == 0:
+            d = rho[0] * d
+        elif i > 1:
+            d = rho[0] * d + sum(w[0] * (a - b) for w, a, b in zip(tau, known, known[1:], strict=False))
+        x = r * x + (t.alpha - r * s.alpha) * d
         torch.testing.assert_close(out.trajectory[i + 1], x)
     assert (out.nfe, out.network_calls) == (4, 4)
 

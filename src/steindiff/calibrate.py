@@ -15,6 +15,7 @@ from steindiff.corrections.balance import Balance
 from steindiff.corrections.base import Correction
 from steindiff.denoisers.base import Denoiser
 from steindiff.grids.base import Grid
+from steindiff.grids.logsnr import LogSNR
 from steindiff.sample import sample
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
@@ -143,7 +144,15 @@ def calibrate(
         callback: as in `sample`.
     """
     measured = measured or survey(
-        denoiser, schedule, shape, seeds=seeds, batch=batch, device=device, dtype=dtype, callback=callback
+        denoiser,
+        schedule,
+        shape,
+        seeds=seeds,
+        batch=batch,
+        grid=LogSNR() if grid else None,  # a trajectory to σ = 0 serves any grid
+        device=device,
+        dtype=dtype,
+        callback=callback,
     )
     levels = solver.levels(grid or measured.grid(power), schedule, nfe)
     x = noise(measured.own, shape, levels[0], dtype).to(device)

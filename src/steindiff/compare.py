@@ -41,7 +41,7 @@ from steindiff.probes.vjp import VJP
 from steindiff.sample import Moment, Sampling, sample
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
-from steindiff.solvers import SOLVERS
+from steindiff.solvers import SOLVERS, DPMSolverMultistep
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
 
@@ -185,6 +185,8 @@ stronger one.
 
 REFERENCE = "reference"
 """The many-step reference's name in the same places."""
+REFERENCE_SOLVER = DPMSolverMultistep(2)
+"""Its solver, whichever is compared: with many steps all that converge make the same of a model."""
 
 
 class Part(NamedTuple):
@@ -403,12 +405,12 @@ def compare(
 
     Args:
         subject: the model.
-        solver: the solver of all rows.
+        solver: the solver of all rows but the reference.
         nfes: numbers of evaluations.
         seeds: one image each.
         methods: the rows; default all.
         batch: samples evaluated together.
-        reference_nfe: evaluations of the many-step reference (EDM grid).
+        reference_nfe: evaluations of the many-step reference (DPM-Solver++(2M), EDM grid).
         lipschitz_seeds: on how many seeds Lipschitz constants are measured; 0 leaves them out.
         settings: put into the result as they are.
         begin: told the total work.
@@ -427,7 +429,7 @@ def compare(
     for name, nfe in (key for key, plan in plans.items() if plan is None):
         note(f"{table[name].title}: no calibration of {subject.name} for this solver at {nfe} evaluations, left out")
     titles = {name: method.title for name, method in table.items()}
-    fine = OnGrid(f"many steps ({reference_nfe})", GRIDS["edm"]).plan(subject, solver, reference_nfe)
+    fine = OnGrid(f"many steps ({reference_nfe})", GRIDS["edm"]).plan(subject, REFERENCE_SOLVER, reference_nfe)
     kept = {key: plan for key, plan in plans.items() if plan is not None} | {(REFERENCE, reference_nfe): fine}
     titles[REFERENCE] = f"many steps ({reference_nfe})"
     watched = {
@@ -442,7 +444,10 @@ def compare(
     # No row should pay for warming up; and the batch that fits here is the one to use.
     batch = len(next(sample_parts(subject, solver, warm, seeds, batch, note=note)).seeds)
 
-    runs = {key: run(subject, solver, plan, seeds, batch, advance=advance, note=note) for key, plan in kept.items()}
+    solvers = {key: REFERENCE_SOLVER if key[0] == REFERENCE else solver for key in kept}
+    runs = {
+        key: run(subject, solvers[key], plan, seeds, batch, advance=advance, note=note) for key, plan in kept.items()
+    }
     constants = {
         key: lipschitz(subject, solver, levels, seeds[:lipschitz_seeds], advance) for key, levels in watched.items()
     }

@@ -245,7 +245,8 @@ def survey(
         probes: Rademacher directions for each.
         batch: at most so many samples in one network call.
         basis: default: the natural one for `shape`.
-        grid: of the trajectory; default log-SNR's, to σ = 0. Calibrated runs on the Stein grid end where it ends.
+        grid: of the trajectory; default log-SNR's, to σ = 0 where noise at the schedule's end is `visible`. Calibrated
+            runs on the Stein grid end where it ends; a trajectory to σ = 0 serves runs of both kinds.
         solver: of the trajectory; default DPM-Solver++(3M). It must evaluate once a step, at the state it visits.
         device: where to run.
         dtype: of the state.
@@ -261,7 +262,8 @@ def survey(
         raise ValueError(f"probes = {probes}, probed = {probed}: need >= 1 probe on 1 to {len(seeds)} samples")
     shape = tuple(shape)
     basis = basis or natural_basis(shape)
-    levels = (grid or LogSNR())(measurable(schedule), steps)
+    grid = grid or LogSNR(to_zero=visible(schedule))
+    levels = grid(measurable(schedule), steps)
     solver = solver or DPMSolverMultistep(3)
     if any(solver.tableau(levels, i).stages != (Stage(HERE, levels[i]),) for i in range(levels.steps)):
         raise ValueError(f"solver = {solver!r}: allowed are those that evaluate once a step, at the state they visit")

@@ -199,6 +199,15 @@ def test_evaluate_refuses_an_incomplete_set(steindiff, tmp_path):
     assert "2 of 3 shards are sound; missing: 1" in done.err
 
 
+def test_compare_takes_a_solver_of_two_evaluations_a_step(steindiff, tmp_path):
+    """Heun spends even numbers on grids that end above σ = 0; the many-step reference has a solver of its own."""
+    done = steindiff(f"compare --model digits --solver heun --nfe 4 --num 4 --json --out {tmp_path}")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert {row["nfe"] for row in rows} == {4, 24}
+    assert all(row["network_calls"] == row["nfe"] for row in rows)
+
+
 def test_evaluate_says_what_it_cannot(steindiff, tmp_path, monkeypatch):
     def unavailable():
         raise datasets.Unavailable("no network")

@@ -80,7 +80,7 @@ def test_doctor(steindiff):
         ("compare --model digits --device tpu", "device = 'tpu': allowed here are auto, cpu"),
         ("compare --model digits --device cpu:x", "device = 'cpu:x'"),
         ("compare --model fashion --guidance -1", "guidance = -1.0: allowed are"),
-        ("compare --model digits --solver heun --nfe 4", "nfe = 4"),
+        ("compare --model digits --solver heun --nfe 5", "nfe = 5"),
         ("compare --num many", "--num"),
         ("compare --colour red", "--colour"),
         ("nonesuch", "nonesuch"),

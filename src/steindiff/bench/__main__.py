@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nfe", type=int, default=5)
     parser.add_argument("--repeats", type=int)
-    parser.add_argument("--sections", nargs="*", choices=SECTIONS)
+    parser.add_argument("--section", nargs="*", choices=SECTIONS)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     kind = asked.device.partition(":")[0]
@@ -53,7 +53,7 @@ def main() -> None:
         print(f"{time.perf_counter() - begun:6.1f} s  {name}", file=sys.stderr, flush=True)
 
     subject = MODELS[asked.model](guidance=1.0, device=asked.device)
-    result = bench(subject, SOLVERS[asked.solver], asked.nfe, scope, sections=asked.sections, advance=advance)
+    result = bench(subject, SOLVERS[asked.solver], asked.nfe, scope, sections=asked.section, advance=advance)
     paths = write(result, asked.out, lambda text: print(text, file=sys.stderr))
     advance("done")
     print(markdown(result), *paths, sep="\n")

@@ -55,7 +55,8 @@ class Replay(Correction):
             x: the state.
             candidate: the solver's T(x).
             levels: of the run.
-            denoised: newest first; where a run has just begun, or begins in the middle, there are fewer.
+            denoised: newest first. Where there are fewer than the step was fitted with (a run that begins in the
+                middle, as in img2img), ρ and τ do not belong together, and the candidate stands.
 
         Raises:
             ValueError: if `levels` or the shape of `x` are not the calibration's.
@@ -65,18 +66,16 @@ class Replay(Correction):
             raise ValueError("levels: not those of the calibration; sample on calibration.levels")
         if tuple(x.shape[1:]) != self.calibration.shape:
             raise ValueError(f"x: samples of shape {tuple(x.shape[1:])}, calibrated for {self.calibration.shape}")
-        made = self._factors[i]
-        if made is not None:
+        made, changes = self._factors[i], differences(denoised, len(self.calibration.tau[i]))
+        if made is not None and len(changes) == len(self.calibration.tau[i]):
             key = (candidate.device, candidate.dtype)
             if key not in made:
                 made[key] = next(iter(made.values())).to(*key)
             r, _ = split_step(levels[i], levels[i + 1])
             # b D̄ = T − r x, and T + (ρ − 1) b D̄ + b Σ τ ∇D: all terms go through one transform and back through one.
-            terms = [candidate if r == 0.0 else candidate.sub(x, alpha=r)]
-            terms += differences(denoised, len(made[key]) - 1)
+            terms = [candidate if r == 0.0 else candidate.sub(x, alpha=r), *changes]
             basis = self.calibration.basis
             coefficients = basis.forward(torch.cat(terms)).unflatten(0, (len(terms), len(x)))
-            added = (coefficients * made[key][: len(terms)].unsqueeze(1)).sum(0)
-            candidate = candidate + basis.inverse(added)
+            candidate = candidate + basis.inverse((coefficients * made[key].unsqueeze(1)).sum(0))
         gamma = self.calibration.gamma[i]
         return candidate if gamma == 1.0 else x.lerp(candidate, gamma)

@@ -26,6 +26,7 @@ from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Leaf
 from steindiff.grids.base import Grid
+from steindiff.grids.logsnr import LogSNR
 from steindiff.levels import Level, Levels
 from steindiff.probes.pullback import by_functional
 from steindiff.sample import Moment, sample
@@ -229,6 +230,7 @@ def calibrate_steindiff(
         schedule,
         tuple(shape),
         seeds=seeds,
+        grid=LogSNR(),  # the host's runs end at σ = 0
         steps=steps,
         stations=stations,
         probed=min(probed, len(seeds)),

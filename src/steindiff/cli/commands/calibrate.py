@@ -12,10 +12,9 @@ from steindiff.cli import options
 from steindiff.cli.output import print_json, progress, results
 from steindiff.discovery import named
 from steindiff.files import folder
-from steindiff.grids import LogSNR
 from steindiff.solvers import SOLVERS
 from steindiff.statistics import share
-from steindiff.survey import survey, visible
+from steindiff.survey import survey
 
 EXAMPLES = (
     "steindiff calibrate --nfe 5 --out calibrations",
@@ -65,7 +64,6 @@ def command(
             subject.schedule,
             subject.shape,
             seeds=seeds,
-            grid=LogSNR(to_zero=visible(subject.schedule)),
             steps=SURVEY_STEPS,
             probed=min(16, num),
             batch=batch,

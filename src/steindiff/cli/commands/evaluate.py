@@ -130,12 +130,13 @@ class Evaluation:
         kept = []
 
         def features(part: Tensor) -> Tensor:
-            found = network(part.expand(-1, 3, -1, -1).to(self.device)).cpu()
+            found = network(part.expand(-1, 3, -1, -1).to(self.device))
             if keep:
-                kept.append(found)
-            return found
+                kept.append(found.cpu())
+            # Moments are of float64, which not every accelerator has.
+            return found if found.is_cuda else found.cpu()
 
-        moments = Moments.stream(images.batches(self.batch, share()), features).everywhere()
+        moments = Moments.stream(images.batches(self.batch, share()), features).everywhere().to("cpu")
         return Seen(moments, gather(torch.cat(kept)) if keep else None)
 
     @cached_property

@@ -23,6 +23,7 @@ from steindiff.calibrate import Fit
 from steindiff.calibrate import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
 from steindiff.grids.base import Grid
+from steindiff.grids.logsnr import LogSNR
 from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import EDMFamily, FlowMatching, family_of
 from steindiff.integrations.diffusers.networks import Guidance
@@ -188,6 +189,7 @@ def calibrate(
             captured.family.schedule,
             captured.shape,
             seeds=seeds,
+            grid=LogSNR(),  # the host's runs end at σ = 0
             steps=steps,
             stations=stations,
             probed=min(probed, len(seeds)),
