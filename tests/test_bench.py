@@ -128,9 +128,8 @@ def test_a_section_that_fails_does_not_take_the_others_along(monkeypatch):
 
 
 def test_a_solver_of_several_stages_is_compared_with_as_many_calls():
-    records = bench(
-        subjects.subject(), SOLVERS["heun"], 5, Scope((2,), (2,), 1, 1, (1,)), sections=["loop", "corrections"]
-    )
+    bare = subjects.subject(lambda solver, nfe: None)
+    records = bench(bare, SOLVERS["heun"], 5, Scope((2,), (2,), 1, 1, (1,)), sections=["loop", "corrections"])
     calls = {record["name"]: record["network_calls"] for record in records["records"] if "ratio" in record}
     assert set(calls.values()) == {5}
     passes = {record["name"]: record["backward_passes"] for record in records["records"] if "ratio" in record}
@@ -247,7 +246,7 @@ def test_runs_without_the_packages_of_the_command_line(tmp_path):
         "import sys; sys.modules.update(dict.fromkeys(['typer', 'matplotlib', 'matplotlib.figure', 'diffusers']));"
         "from steindiff.bench.__main__ import main; main()"
     )
-    line = [sys.executable, "-c", code, "--model", "fashion", "--out", str(tmp_path), "--sections"]  # none of them
+    line = [sys.executable, "-c", code, "--model", "fashion", "--out", str(tmp_path), "--section"]  # none of them
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "no plot: " in done.stderr
