@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from steindiff.bases import natural_basis
+from steindiff.calibration import Calibration
 from steindiff.denoisers import Denoiser, Gaussian, Mixture
-from steindiff.levels import Level
+from steindiff.levels import Level, Levels
+from steindiff.solvers import Solver
 
 FLOAT = torch.float64
 
@@ -68,3 +71,19 @@ class Nonlinear(torch.nn.Module):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         angle = (t.to(x.dtype) / 300.0).reshape(-1, *[1] * (x.ndim - 1))
         return torch.tanh(x @ self.a + torch.sin(angle)) @ self.b + 0.1 * torch.cos(angle) * x
+
+
+def random_calibration(levels: Levels, solver: Solver, shape: tuple[int, ...]) -> Calibration:
+    """A calibration that does something at every step, with as many differences as a run has made by then."""
+    steps, basis, generator = levels.steps, natural_basis(shape), torch.Generator().manual_seed(1)
+    rho = 0.8 + 0.5 * torch.rand(steps, basis.bands, generator=generator, dtype=FLOAT)
+    gamma = 0.9 + 0.1 * torch.rand(steps, generator=generator, dtype=FLOAT)
+    tau = 0.2 * torch.randn(steps, 2, basis.bands, generator=generator, dtype=FLOAT)
+    return Calibration(
+        solver,
+        levels,
+        basis,
+        tuple(map(tuple, rho.tolist())),
+        tuple(gamma.tolist()),
+        tau=tuple(tuple(map(tuple, rows[:i])) for i, rows in enumerate(tau.tolist())),
+    )

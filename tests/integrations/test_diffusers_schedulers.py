@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from problems import random_calibration
 from steindiff import sample
 from steindiff.bases import natural_basis
 from steindiff.calibration import Calibration
@@ -86,24 +87,10 @@ def loop(scheduler: Any, x: Tensor, model: Any = network, times: Any = None) -> 
     return states
 
 
-def random_calibration(scheduler: Any, solver: Solver, steps: int = 5, shape: tuple[int, ...] = SHAPE) -> Calibration:
-    """A calibration that does something at every step, on a grid with fractional times."""
-    schedule = ours.family_of(scheduler).schedule
-    # Karras without its smallest level: a run whose first and last level are those of the schedule, as usual.
-    levels = LogSNR()(schedule, steps)
-    basis = natural_basis(shape)
-    generator = torch.Generator().manual_seed(1)
-    rho = 0.8 + 0.5 * torch.rand(steps, basis.bands, generator=generator, dtype=torch.float64)
-    gamma = 0.9 + 0.1 * torch.rand(steps, generator=generator, dtype=torch.float64)
-    tau = 0.2 * torch.randn(steps, 2, basis.bands, generator=generator, dtype=torch.float64)
-    return Calibration(
-        solver,
-        levels,
-        basis,
-        tuple(map(tuple, rho.tolist())),
-        tuple(gamma.tolist()),
-        tau=tuple(tuple(map(tuple, rows)) for rows in tau.tolist()),
-    )
+def calibration_for(scheduler: Any, solver: Solver, steps: int = 5, shape: tuple[int, ...] = SHAPE) -> Calibration:
+    """A random calibration on a grid with fractional times."""
+    # A run whose first and last level are those of the schedule, as usual.
+    return random_calibration(LogSNR()(ours.family_of(scheduler).schedule, steps), solver, shape)
 
 
 def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
@@ -188,7 +175,7 @@ def test_empty_calibration_is_stock_bitwise_on_its_grid(host: Host):
 def test_replay_equals_our_loop(host: Host, prediction: str):
     """Through `step`, network called by the host, against the engine calling it: same states, same number of calls."""
     bare = host.stein(**host.config, prediction_type=prediction)
-    calibration = random_calibration(bare, host.solver)
+    calibration = calibration_for(bare, host.solver)
     stein = host.stein(**host.config, prediction_type=prediction, stein_calibration=calibration)
     stein.set_timesteps(5)
     calls = []
@@ -213,7 +200,7 @@ def test_replay_equals_our_loop(host: Host, prediction: str):
 def test_replay_on_flow_sigmas_equals_our_loop(name: str):
     host = HOSTS[name]
     config = {**host.config, "use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-    calibration = random_calibration(host.stein(**config), host.solver)
+    calibration = calibration_for(host.stein(**config), host.solver)
     stein = host.stein(**config, stein_calibration=calibration)
     stein.set_timesteps(5)
     x = start() * calibration.levels[0].sigma
@@ -239,7 +226,7 @@ def test_analytical_mode_equals_our_loop(host: Host):
 
 @four
 def test_corrections_do_not_tie_samples_together(host: Host):
-    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))
     stein.set_timesteps(5)
     x = start(3) * host.scale(stein)
     together = loop(stein, x)[-1]
@@ -259,7 +246,7 @@ def test_unipc_trap():
             x = scheduler.step(start(seed=i + 10), t, x).prev_sample + shift * (i == 1)
         ends.append(x)
     assert torch.equal(*ends)
-    calibration = random_calibration(host.stein(), host.solver)
+    calibration = calibration_for(host.stein(), host.solver)
     only_second = Calibration(
         calibration.solver,
         calibration.levels,
@@ -298,7 +285,7 @@ def test_compatibles_are_stock(host: Host):
 def test_config_round_trip(host: Host, tmp_path):
     stein = host.stein.from_config(host.stock(num_train_timesteps=500).config, stein_calibration=None)
     assert stein.config.num_train_timesteps == 500
-    stein = host.stein.from_config(stein.config, stein_calibration=random_calibration(stein, host.solver))
+    stein = host.stein.from_config(stein.config, stein_calibration=calibration_for(stein, host.solver))
     assert isinstance(stein.config.stein_calibration, dict)
     json.loads(stein.to_json_string())
     stein.save_pretrained(tmp_path)
@@ -329,7 +316,7 @@ def test_positional_arguments_and_unknown_ones(host: Host):
 @four
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))], ids=["deepcopy", "pickle"])
 def test_copies_in_mid_run(host: Host, copied: Any):
-    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))
     stein.set_timesteps(5)
     half = 2 * stein.order
     x = loop(stein, start(), times=stein.timesteps[:half])[-1]
@@ -345,7 +332,7 @@ def test_copies_in_mid_run(host: Host, copied: Any):
 @pytest.mark.parametrize("mode", [{}, {"stein_analytical": True}, {"stein_calibration": True}])
 def test_step_shape_dtype_determinism_and_return_type(host: Host, mode: dict[str, Any]):
     if "stein_calibration" in mode:
-        mode = {"stein_calibration": random_calibration(host.stein(), host.solver)}
+        mode = {"stein_calibration": calibration_for(host.stein(), host.solver)}
     x = start() * host.scale(host.stein())
     ends = []
     for _ in range(2):
@@ -363,7 +350,7 @@ def test_step_shape_dtype_determinism_and_return_type(host: Host, mode: dict[str
 @four
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_stays_finite_and_close(host: Host, dtype: torch.dtype):
-    calibration = random_calibration(host.stein(), host.solver)
+    calibration = calibration_for(host.stein(), host.solver)
     ends = []
     for kind in (torch.float32, dtype):
         stein = host.stein(stein_calibration=calibration)
@@ -380,7 +367,7 @@ def test_half_precision_stays_finite_and_close(host: Host, dtype: torch.dtype):
 @four
 def test_begin_index(host: Host):
     """img2img: a run that starts inside. The corrections of the remaining steps apply, each at its own level."""
-    calibration = random_calibration(host.stein(), host.solver)
+    calibration = calibration_for(host.stein(), host.solver)
     stein = host.stein(stein_calibration=calibration)
     stein.set_timesteps(5)
     first = 2
@@ -442,7 +429,7 @@ def test_full_loop_with_a_real_unet(host: Host):
         up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         attention_head_dim=8,
     ).eval()
-    calibration = random_calibration(host.stein(**host.config), host.solver)
+    calibration = calibration_for(host.stein(**host.config), host.solver)
     stein = host.stein(**host.config, stein_calibration=calibration)
     stein.set_timesteps(5)
     levels = calibration.levels
@@ -461,20 +448,20 @@ def test_full_loop_with_a_real_unet(host: Host):
 
 @four
 def test_other_step_counts_are_refused(host: Host):
-    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))
     with pytest.raises(ValueError, match="num_inference_steps = 7: the calibration is for 5"):
         stein.set_timesteps(7)
 
 
 def test_other_grids_are_refused():
-    stein = HOSTS["dpm"].stein(stein_calibration=random_calibration(HOSTS["dpm"].stein(), HOSTS["dpm"].solver))
+    stein = HOSTS["dpm"].stein(stein_calibration=calibration_for(HOSTS["dpm"].stein(), HOSTS["dpm"].solver))
     with pytest.raises(ValueError, match="timesteps: the calibration brings its own 5 steps"):
         stein.set_timesteps(timesteps=[900, 600, 300, 200, 100])
 
 
 @four
 def test_other_resolutions_are_refused(host: Host):
-    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))
     stein.set_timesteps(5)
     with pytest.raises(ValueError, match=r"shape \(3, 16, 16\), but the calibration is for \(3, 8, 8\)"):
         loop(stein, start(shape=(3, 16, 16)))
@@ -504,18 +491,18 @@ def test_other_resolutions_are_refused(host: Host):
 def test_calibrations_of_another_solver_or_process_are_refused(name: str, config: dict[str, Any], message: str):
     host = HOSTS[name]
     with pytest.raises(ValueError, match=message):
-        host.stein(**config, stein_calibration=random_calibration(host.stein(), host.solver))
+        host.stein(**config, stein_calibration=calibration_for(host.stein(), host.solver))
 
 
 def test_a_calibration_of_another_class_is_refused():
     host = HOSTS["dpm"]
     with pytest.raises(ValueError, match="but this EDMFamily scheduler has 1, 999"):
-        HOSTS["edm"].stein(stein_calibration=random_calibration(host.stein(), host.solver))
+        HOSTS["edm"].stein(stein_calibration=calibration_for(host.stein(), host.solver))
 
 
 def test_a_damaged_configuration_is_refused(tmp_path):
     host = HOSTS["dpm"]
-    stein = host.stein(stein_calibration=random_calibration(host.stein(), host.solver))
+    stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))
     stein.save_pretrained(tmp_path)
     file = tmp_path / "scheduler_config.json"
     file.write_text(file.read_text().replace('"nfe": 5', '"nfe": 6'))

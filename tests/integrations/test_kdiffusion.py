@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from problems import random_calibration
 from steindiff import sample
-from steindiff.bases import natural_basis
-from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian
 from steindiff.grids import Karras, LogSNR
@@ -53,22 +52,6 @@ def start(level: float, dtype: torch.dtype = torch.float32, batch: int = 2) -> T
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> bool:
     return float((a - b).norm() / b.norm()) < tolerance
-
-
-def random_calibration(levels: Any, solver: Any) -> Calibration:
-    basis = natural_basis(SHAPE)
-    generator = torch.Generator().manual_seed(1)
-    rho = 0.8 + 0.5 * torch.rand(levels.steps, basis.bands, generator=generator, dtype=torch.float64)
-    gamma = 0.9 + 0.1 * torch.rand(levels.steps, generator=generator, dtype=torch.float64)
-    tau = 0.2 * torch.randn(levels.steps, 2, basis.bands, generator=generator, dtype=torch.float64)
-    return Calibration(
-        solver,
-        levels,
-        basis,
-        tuple(map(tuple, rho.tolist())),
-        tuple(gamma.tolist()),
-        tau=tuple(tuple(map(tuple, rows)) for rows in tau.tolist()),
-    )
 
 
 def test_signature_is_k_diffusions():
@@ -125,7 +108,7 @@ def test_equals_the_textbook_loops(solver: Any, reference: Any):
 def test_a_vp_calibration_replays_in_the_hosts_coordinates(solver: Any):
     """Measured on x = α x* + σ ε, replayed on x/α: same samples, same number of calls."""
     levels = LogSNR()(Discrete.linear(), 5)
-    calibration = random_calibration(levels, solver)
+    calibration = random_calibration(levels, solver, SHAPE)
     host = Host()
 
     class VP(Gaussian):
@@ -185,7 +168,7 @@ def test_a_given_grid_needs_no_derivatives():
 
 def test_misuse_is_refused():
     levels = Karras()(EDM(0.02, 20.0), 5)
-    calibration = random_calibration(levels, DPMSolverMultistep(2))
+    calibration = random_calibration(levels, DPMSolverMultistep(2), SHAPE)
     host, given, x = Host(), sigmas_of(calibration), start(20.0)
     run = {"calibration": calibration}
     with pytest.raises(ValueError, match="solver: measured with DPMSolverMultistep"):
