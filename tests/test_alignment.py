@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from problems import FLOAT
+from problems import FLOAT, random_calibration
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.bases import DCT, Identity
 from steindiff.calibrate import ByAlignment, calibrate
@@ -203,6 +203,17 @@ def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
         x = r * x + (t.alpha - r * s.alpha) * d
         torch.testing.assert_close(out.trajectory[i + 1], x)
     assert (out.nfe, out.network_calls) == (4, 4)
+
+
+def test_replay_keeps_its_precision_where_the_host_lowers_that_of_its_network():
+    levels = GRIDS["edm"](EDM(), 3)
+    calibration = random_calibration(levels, DDIM(), (3, 8, 8))
+    model = Gaussian(torch.zeros(3, 8, 8), torch.ones(3, 8, 8))
+    x = noise([3], (3, 8, 8), levels[0])
+    plain = sample(model, x, levels, DDIM(), Replay(calibration)).x
+    with torch.autocast("cpu", torch.bfloat16):
+        lowered = sample(model, x, levels, DDIM(), Replay(calibration)).x
+    assert torch.equal(plain, lowered)
 
 
 @pytest.mark.parametrize("name", ["below", "bound", "significance", "terms", "tail", "ridge"])

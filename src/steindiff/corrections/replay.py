@@ -75,7 +75,8 @@ class Replay(Correction):
             # b D̄ = T − r x, and T + (ρ − 1) b D̄ + b Σ τ ∇D: all terms go through one transform and back through one.
             terms = [candidate if r == 0.0 else candidate.sub(x, alpha=r), *changes]
             basis = self.calibration.basis
-            coefficients = basis.forward(torch.cat(terms)).unflatten(0, (len(terms), len(x)))
-            candidate = candidate + basis.inverse((coefficients * made[key].unsqueeze(1)).sum(0))
+            with torch.autocast(x.device.type, enabled=False):  # the host's is meant for its network, not for the state
+                coefficients = basis.forward(torch.cat(terms)).unflatten(0, (len(terms), len(x)))
+                candidate = candidate + basis.inverse((coefficients * made[key].unsqueeze(1)).sum(0))
         gamma = self.calibration.gamma[i]
         return candidate if gamma == 1.0 else x.lerp(candidate, gamma)
