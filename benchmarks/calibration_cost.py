@@ -34,11 +34,10 @@ def main() -> None:
     for run in ("first", "again"):
         begun = time.monotonic()
         subject = embedded("cifar10", device=args.device)
-        model = subject.denoisers, subject.schedule, subject.shape
-        measured = survey(*model, seeds=SEEDS, batch=batch, device=args.device)
-        denoisers, schedule, shape = model
+        facts = {"batch": batch, "device": args.device}
+        measured = survey(subject.denoisers, subject.schedule, subject.shape, seeds=SEEDS, **facts)
         made = calibrate(
-            denoisers, SOLVERS["dpmpp-2m"], schedule, 5, shape, measured=measured, batch=batch, device=args.device
+            subject.denoisers, SOLVERS["dpmpp-2m"], subject.schedule, 5, subject.shape, measured=measured, **facts
         )
         seconds = time.monotonic() - begun  # what was measured is on the CPU now: nothing is left running
         costs = {name: made.settings[name] for name in ("seed", "samples", "network_calls", "backward_passes")}

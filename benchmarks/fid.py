@@ -288,13 +288,8 @@ def main() -> None:
     )
     if args.calibrations is not None:
         args.calibrations.mkdir(parents=True, exist_ok=True)
-    records = Records(args.out)
-    for cell in (cell for plan in args.plans for cell in PLANS[plan]()):
-        if identity(cell, args.samples) in records:
-            continue
-        if time.monotonic() - begun > args.seconds:
-            break
-        records.add(bench.run(cell))
+    cells = [cell for plan in args.plans for cell in PLANS[plan]()]
+    Records(args.out).measure(cells, partial(identity, samples=args.samples), bench.run, begun + args.seconds)
 
 
 if __name__ == "__main__":

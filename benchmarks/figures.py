@@ -49,7 +49,7 @@ def read(name: str) -> list[Record]:
     return records
 
 
-def best_plain(records: Sequence[Record], solver: str, measure: str = "fid") -> Curve:
+def best_plain(records: Sequence[Record], solver: str) -> Curve:
     """By NFE, the lower of the two published grids."""
     found: Curve = {}
     for record in records:
@@ -58,7 +58,7 @@ def best_plain(records: Sequence[Record], solver: str, measure: str = "fid") -> 
             and record["correction"] == "none"
             and record["grid"] in ("edm-min", "logsnr-min")
         ):
-            found[record["nfe"]] = min(record[measure], found.get(record["nfe"], float("inf")))
+            found[record["nfe"]] = min(record["fid"], found.get(record["nfe"], float("inf")))
     return found
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from steindiff import datasets
 from steindiff.files import write_json
+
+T = TypeVar("T")
 
 
 class Records:
@@ -24,6 +28,28 @@ class Records:
 
     def __contains__(self, identity: dict[str, Any]) -> bool:
         return any(all(record.get(k) == v for k, v in identity.items()) for record in self.records)
+
+    def measure(
+        self,
+        cells: Iterable[T],
+        identity: Callable[[T], dict[str, Any]],
+        run: Callable[[T], dict[str, Any]],
+        until: float,
+    ) -> None:
+        """Run and add the cells that are not there, by the fields that tell them apart.
+
+        Args:
+            cells: what to measure.
+            identity: the fields of a cell's record that no other has.
+            run: makes the record.
+            until: start no cell after this time of `time.monotonic`.
+        """
+        for cell in cells:
+            if identity(cell) in self:
+                continue
+            if time.monotonic() > until:
+                return
+            self.add(run(cell))
 
     def add(self, record: dict[str, Any]) -> None:
         self.records.append(record)

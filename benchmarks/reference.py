@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 from pathlib import Path
 
 import torch
 
+from recording import machine
 from steindiff import datasets
 from steindiff.files import write_json
 from steindiff.metrics import references
@@ -48,8 +48,7 @@ def main() -> None:
     common = {
         "command": "python benchmarks/reference.py",
         "model": "real images",
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
-        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        **machine(args.device),
     }
     records = [
         common

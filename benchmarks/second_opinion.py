@@ -17,14 +17,14 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fid import Bench, Cell
+from fid import Bench, Cell, identity
 from recording import Records, machine, real_images
 from steindiff import SOLVERS, datasets
 from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, kernel_distance, precision_recall
@@ -119,11 +119,6 @@ class Opinion:
         }
 
 
-def identity(cell: Cell, samples: int) -> dict[str, Any]:
-    """The fields that tell cells apart."""
-    return {"model": "cifar10", **dataclasses.asdict(cell), "samples": samples}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--samples", type=int, default=10_000)
@@ -145,13 +140,8 @@ def main() -> None:
     bench = Bench(network, args.inception or datasets.inception(), args.device, args.samples, args.batch, args.tf32)
     real = real_images("cifar10", args.real, args.samples)
     opinion = Opinion(bench, args.features or datasets.efficientnet(), real)
-    records = Records(args.out)
-    for one in chosen(json.loads(args.records.read_text()), args.chosen):
-        if identity(one, args.samples) in records:
-            continue
-        if time.monotonic() - begun > args.seconds:
-            break
-        records.add(opinion.run(one))
+    cells = chosen(json.loads(args.records.read_text()), args.chosen)
+    Records(args.out).measure(cells, partial(identity, samples=args.samples), opinion.run, begun + args.seconds)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from recording import machine
 from steindiff import datasets, zoo
 from steindiff.files import atomic, write_json
 
@@ -104,8 +104,7 @@ def main() -> None:
                 "probes": args.probes,
                 "seed": args.seed,
                 "seconds": round(time.monotonic() - begun, 1),
-                "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
-                "versions": {"torch": torch.__version__, "python": platform.python_version()},
+                **machine(args.device),
             }
         )
         print(json.dumps({k: records[-1][k] for k in ("sigma", "ratio", "standard_error", "seconds")}), flush=True)

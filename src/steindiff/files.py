@@ -49,17 +49,23 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, an OSError names `path`, not the temporary file or none at all."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically.
 
     Raises:
         OSError: if the folder cannot be written to or the disk is full; it names `path`.
     """
-    try:
-        with atomic(path) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
+    with naming(path), atomic(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -78,10 +84,8 @@ def folder(path: Path) -> Path:
     Raises:
         OSError: if that is not so; it names `path`.
     """
-    try:
+    with naming(path):
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
     return path

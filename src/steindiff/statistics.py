@@ -108,6 +108,12 @@ def mean(values: Tensor) -> Tensor:
     return whole.sum(0) / len(whole)
 
 
+def standard_error(values: Tensor) -> Tensor:
+    """The standard error of `mean(values)`, `(*)`, over the global batch `(B, *)`."""
+    spread = mean(values.square()) - mean(values).square()
+    return (spread.clamp(min=0.0) / shard(values).total).sqrt()
+
+
 class Average(ABC):
     """Over what a statistic is averaged. Children are frozen dataclasses."""
 

@@ -15,6 +15,7 @@ from steindiff.compare import RandomFeatures, Subject
 from steindiff.denoisers import EDMDenoiser, Epsilon, Guided
 from steindiff.denoisers.base import Denoiser
 from steindiff.metrics import InceptionFeatures, references
+from steindiff.pixels import to_uint8
 from steindiff.schedules import EDM, Discrete
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
@@ -106,7 +107,7 @@ class InceptionPool:
         self.network = InceptionFeatures.load(datasets.inception(), device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        pixels = ((images + 1) * 127.5).round().byte().expand(-1, 3, -1, -1)
+        pixels = to_uint8(images).expand(-1, 3, -1, -1)
         features: Tensor = self.network(pixels.to(self.device)).cpu()
         return features
 

@@ -125,7 +125,7 @@ class Path:
         for known, ratio in zip(self.states, ratios, strict=True):
             if math.isclose(ratio, level.ratio, rel_tol=1e-9):
                 return known
-        if not max(ratios[-1], self._finest) < level.ratio < ratios[0]:
+        if not min(ratio for ratio in ratios if ratio > 0.0) < level.ratio < ratios[0]:
             raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
         i = max(k for k, ratio in enumerate(ratios) if ratio > level.ratio)
         s, e = self.levels[i], self.levels[i + 1]
@@ -134,17 +134,12 @@ class Path:
         u = (level.alpha / level.sigma - start) / width
         if i + 1 == len(self.denoised):
             value = (1.0 - u) / s.sigma * self.states[i] + u / e.sigma * self.states[i + 1]
-            return level.sigma * value
-        value = (1.0 + 2.0 * u) * (1.0 - u) ** 2 / s.sigma * self.states[i]
-        value = value + u * u * (3.0 - 2.0 * u) / e.sigma * self.states[i + 1]
-        value = value + width * u * (1.0 - u) ** 2 * self.denoised[i]
-        value = value - width * u * u * (1.0 - u) * self.denoised[i + 1]
+        else:
+            value = (1.0 + 2.0 * u) * (1.0 - u) ** 2 / s.sigma * self.states[i]
+            value = value + u * u * (3.0 - 2.0 * u) / e.sigma * self.states[i + 1]
+            value = value + width * u * (1.0 - u) ** 2 * self.denoised[i]
+            value = value - width * u * u * (1.0 - u) * self.denoised[i + 1]
         return level.sigma * value
-
-    @property
-    def _finest(self) -> float:
-        """The smallest σ/α > 0 visited."""
-        return min(known.ratio for known in self.levels if known.sigma > 0.0)
 
 
 @dataclass(frozen=True)

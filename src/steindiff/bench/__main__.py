@@ -13,12 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from steindiff.bench.report import markdown
 from steindiff.bench.scope import SCOPES
 from steindiff.bench.sections import SECTIONS, bench
 from steindiff.bench.writing import write
+from steindiff.devices import available
 from steindiff.files import folder
 from steindiff.solvers import SOLVERS
 from steindiff.subjects import MODELS
@@ -36,7 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     kind = asked.device.partition(":")[0]
-    there = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    there = available()
     if kind not in there:
         parser.error(f"argument --device: {asked.device!r}, allowed here are {', '.join(there)}")
     for name in ("nfe", "repeats"):

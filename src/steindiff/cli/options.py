@@ -13,6 +13,7 @@ import typer
 from steindiff.calibration import Calibration
 from steindiff.cli.launch import own_gpu
 from steindiff.compare import METHODS, Subject
+from steindiff.devices import available
 from steindiff.discovery import named
 from steindiff.grids import GRIDS
 from steindiff.solvers import SOLVERS
@@ -48,7 +49,7 @@ def device(name: str) -> str:
     Raises:
         ValueError: if there is no such device, or fewer GPUs than processes.
     """
-    there = ["cpu"] + ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available()
+    there = available()
     if name == "auto":
         name = next((kind for kind in there if kind != "cpu"), "cpu")
     kind, _, index = name.partition(":")

@@ -30,7 +30,7 @@ from steindiff.bases import Basis
 from steindiff.corrections.balance import split_step
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
-from steindiff.statistics import mean, shard
+from steindiff.statistics import mean, standard_error
 from steindiff.tableau import Evaluation, Step
 
 TINY = 1e-12
@@ -49,9 +49,7 @@ def differences(denoised: Sequence[Tensor], terms: int) -> list[Tensor]:
 
 def significant(values: Tensor, errors: float) -> Tensor:
     """Which means of `values`, `(N, K)`, are more than so many standard errors from 0, `(K,)`."""
-    centre = mean(values)
-    spread = (mean(values.square()) - centre.square()).clamp(min=0.0)
-    return centre.abs() > errors * (spread / shard(values).total).sqrt()
+    return mean(values).abs() > errors * standard_error(values)
 
 
 def fit(
@@ -82,7 +80,8 @@ def fit(
     found = torch.linalg.solve(gram + torch.diag_embed(pull), right + pull * stay)
     before = weight * basis.average((goal - features[0]).square())
     after = weight * basis.average((goal - combine(basis, found.T, features)).square())
-    gained = significant(before - after, significance) & (mean(before - after) > 0)
+    gain = before - after
+    gained = significant(gain, significance) & (mean(gain) > 0)
     return torch.where(gained[:, None], found, stay).T
 
 
@@ -179,5 +178,4 @@ class Alignment(Correction):
         scale = torch.where(significant(gap, self.significance), scale, torch.ones_like(scale))
         # How fast E log energy answers to log s turns the spread of the gap into one of the factor.
         slope = mean((2.0 * terms[1] + 2.0 * terms[2]) / made).abs().clamp(min=TINY)
-        spread = (mean(gap.square()) - mean(gap).square()).clamp(min=0.0)
-        return scale, scale * (spread / shard(gap).total).sqrt() / slope
+        return scale, scale * standard_error(gap) / slope

@@ -20,7 +20,7 @@ from torch import Tensor
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
-from steindiff.statistics import mean, shard
+from steindiff.statistics import mean, standard_error
 from steindiff.tableau import Step
 
 
@@ -54,9 +54,7 @@ def balance(denoised: Tensor, cross: Tensor, energy: Tensor, s: Level, t: Level)
     rho = torch.where(quadratic > 0, rho, torch.ones_like(rho))
     slope = 2.0 * quadratic * rho + linear
     influence = b * b * rho.square() * denoised + 2.0 * r * b * rho * cross - w * energy
-    spread = mean(influence.square()) - mean(influence).square()
-    count = shard(influence).total
-    error = (spread.clamp(min=0.0) / count).sqrt() / slope.abs().clamp(min=torch.finfo(torch.float64).tiny)
+    error = standard_error(influence) / slope.abs().clamp(min=torch.finfo(torch.float64).tiny)
     return Balanced(rho, error)
 
 

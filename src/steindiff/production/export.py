@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from steindiff.files import atomic, write_bytes
+from steindiff.files import atomic, naming, write_bytes
 from steindiff.pixels import png
 from steindiff.production.shards import Images
 
@@ -40,20 +40,17 @@ def to_npz(images: Images, path: Path) -> None:
     manifest = images.manifest
     channels, height, width = manifest.shape
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), height, width, channels)}
-    try:
-        with atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-            with _member(archive, "images") as file:
-                np.lib.format.write_array_header_1_0(file, header)
-                for shard in images.shards():
-                    file.write(shard.images.movedim(1, -1).contiguous().numpy().tobytes())
-            for name, array in (
-                ("seeds", np.arange(manifest.seeds.start, manifest.seeds.stop)),
-                ("settings", np.array(json.dumps(manifest.settings()))),
-            ):
-                with _member(archive, name) as file:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
+    with naming(path), atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        with _member(archive, "images") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for shard in images.shards():
+                file.write(shard.images.movedim(1, -1).contiguous().numpy().tobytes())
+        for name, array in (
+            ("seeds", np.arange(manifest.seeds.start, manifest.seeds.stop)),
+            ("settings", np.array(json.dumps(manifest.settings()))),
+        ):
+            with _member(archive, name) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:

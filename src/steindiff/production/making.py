@@ -13,6 +13,7 @@ from torch import Tensor
 from steindiff import __version__
 from steindiff.calibration import fingerprint
 from steindiff.compare import Plan, Subject, out_of_memory
+from steindiff.devices import device_name
 from steindiff.files import folder as writable
 from steindiff.pixels import to_uint8
 from steindiff.production.manifest import Manifest
@@ -30,11 +31,6 @@ class Produced(NamedTuple):
 
     made: int
     kept: int
-
-
-def device_name(device: torch.device) -> str:
-    """The kind of device: images are reproduced to the bit on the same kind only."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def recipe(subject: Subject, solver: Solver, plan: Plan) -> dict[str, Any]:

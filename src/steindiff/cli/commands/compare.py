@@ -17,6 +17,7 @@ from steindiff import compare as comparing
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
 from steindiff.compare import REFERENCE, Comparison
+from steindiff.devices import device_name
 from steindiff.discovery import named
 from steindiff.files import folder
 from steindiff.report import write
@@ -50,7 +51,7 @@ def settings(
         "seeds": f"{seeds.start} to {seeds.stop - 1}",
         "guidance": guidance,
         "batch": batch,
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "device": device_name(torch.device(device)),
         "processor cores": os.cpu_count(),
         "torch threads": torch.get_num_threads(),
         "steindiff": steindiff.__version__,

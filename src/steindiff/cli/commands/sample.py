@@ -95,10 +95,12 @@ def command(
     seconds = time.perf_counter() - begun
     if share().rank:
         return
-    if png:
-        to_png(Images(out), out / "png")
-    if npz:
-        to_npz(Images(out), out / "images.npz")
+    if png or npz:
+        images = Images(out)  # reads and checks every shard: once for both
+        if png:
+            to_png(images, out / "png")
+        if npz:
+            to_npz(images, out / "images.npz")
     if json:
         facts = {"model": model, "solver": repr(chosen), "nfe": nfe, "method": method, "guidance": guidance}
         print_json({**facts, "out": str(out), "new": new, "kept": kept, "seconds": seconds})

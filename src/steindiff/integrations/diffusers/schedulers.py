@@ -292,7 +292,7 @@ class CorrectedHeun(Corrected):
         x = sample if predicting else self.sample
         output = plain(model_output, timestep, sample, *args, **kwargs)
         index = self.step_index - 1
-        if self._stein_levels is not None:
+        if isinstance(self._stein_rule, Replay) and self._stein_levels is not None:
             # The second call of a step answers at the next level: index 1 → level 1, index 2 → level 1, 3 → 2, …
             level = self._stein_levels[(index + 1) // 2]
             answer = family_of(self).denoiser(lambda *_: model_output)
