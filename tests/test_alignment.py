@@ -14,15 +14,16 @@ from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.bases import DCT, Identity
 from steindiff.calibrate import ByAlignment, calibrate
 from steindiff.calibration import Calibration
-from steindiff.corrections.alignment import Alignment, differences, fit, significant, typical_scale
+from steindiff.corrections.alignment import Alignment, differences, fit, latest, significant, typical_scale
 from steindiff.corrections.observed import Observed
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian
 from steindiff.grids.logsnr import LogSNR
 from steindiff.levels import Level
 from steindiff.schedules import EDM, VP, Schedule
-from steindiff.solvers import DDIM
+from steindiff.solvers import DDIM, Solver
 from steindiff.survey import Path, Survey, survey, visible
+from steindiff.tableau import Step
 
 BASIS = DCT((1, 8))
 SPECTRUM = 1.0 / (1.0 + torch.arange(8, dtype=FLOAT)) ** 2
@@ -214,6 +215,23 @@ def test_replay_keeps_its_precision_where_the_host_lowers_that_of_its_network():
     with torch.autocast("cpu", torch.bfloat16):
         lowered = sample(model, x, levels, DDIM(), Replay(calibration)).x
     assert torch.equal(plain, lowered)
+
+
+@pytest.mark.parametrize("schedule", [EDM(), VP()], ids=["edm", "vp"])
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
+def test_replay_of_a_table_is_replay_of_its_candidate(solver: Solver, schedule: Schedule):
+    """The loop replays the solver's row itself, a host's scheduler only its result: both are one formula."""
+    levels = GRIDS["logsnr-min"](schedule, 5)
+    replay = Replay(random_calibration(levels, solver, (3, 8, 8)))
+    model = Gaussian(torch.full((3, 8, 8), 0.3, dtype=FLOAT), torch.linspace(0.1, 1, 192, dtype=FLOAT).view(3, 8, 8))
+    x, history = noise(range(2), (3, 8, 8), levels[0], FLOAT), ()
+    for i in range(levels.steps):
+        step = Step(solver.tableau(levels, i), model, history)
+        made, evaluations, *_ = replay(step, x, levels, i)
+        candidate, _ = step(x)
+        torch.testing.assert_close(made, replay.apply(i, x, candidate, levels, latest(evaluations, history)))
+        assert not torch.allclose(made, candidate)
+        x, history = made, (*reversed(evaluations), *history)[: max(solver.memory, replay.memory)]
 
 
 @pytest.mark.parametrize("name", ["below", "bound", "significance", "terms", "tail", "ridge"])

@@ -79,16 +79,18 @@ def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def rotation_matrix(rows: tuple[tuple[float, ...], ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A channel rotation as a tensor, made once per dtype and device."""
-    return torch.tensor(rows, dtype=torch.float64).to(device, dtype)
+def mixing_matrix(rows: tuple[tuple[float, ...], ...], n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A rotation of C channels and a DCT of length n as one matrix, their Kronecker product `(C n, C n)`."""
+    cosines = dct_matrix(n, torch.float64, torch.device("cpu"))
+    return torch.kron(torch.tensor(rows, dtype=torch.float64), cosines).to(device, dtype)
 
 
 @dataclass(frozen=True)
 class DCT(Basis):
     r"""Cosine transform of each rotated channel; bands are rings of equal max(k) per channel.
 
-    Matrix products: at the sizes of images and latents they beat an FFT, and they are exact transposes of each other.
+    Two matrix products, one of which mixes the channels as well: at the sizes of images and latents they beat an FFT,
+    they are few, which counts on a GPU, and there and back are exact transposes of each other.
 
     Args:
         shape: `(C, L)` or `(C, H, W)`.
@@ -130,24 +132,24 @@ class DCT(Basis):
         ring = (ring * self._rings / longest + 1e-9).long().clamp(max=self._rings - 1)
         return torch.arange(channels).reshape(-1, *[1] * len(axes)) * self._rings + ring
 
-    def _mix(self, x: Tensor, *, back: bool) -> Tensor:
-        if not self.rotation:
-            return x
-        matrix = rotation_matrix(self.rotation, x.dtype, x.device)
-        return torch.einsum("dc,bc...->bd...", matrix.T if back else matrix, x)
-
-    def _transform(self, x: Tensor, *, back: bool) -> Tensor:
-        matrices = [dct_matrix(n, x.dtype, x.device) for n in self.shape[1:]]
-        if back:
-            matrices = [m.T for m in matrices]
-        x = x @ matrices[-1].T
-        return matrices[0] @ x if len(matrices) == 2 else x
+    def _left(self, x: Tensor) -> Tensor:
+        """What acts on all axes but the last: on the rotated channels together, or on each channel alone."""
+        n = self.shape[1] if len(self.shape) == 3 else 1
+        return mixing_matrix(self.rotation or ((1.0,),), n, x.dtype, x.device)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._transform(self._mix(x, back=False), back=False)
+        left, right = self._left(x), dct_matrix(self.shape[-1], x.dtype, x.device)
+        return product(left, x @ right.T)
 
     def inverse(self, coefficients: Tensor) -> Tensor:
-        return self._mix(self._transform(coefficients, back=True), back=True)
+        left, right = self._left(coefficients), dct_matrix(self.shape[-1], coefficients.dtype, coefficients.device)
+        return product(left.T, coefficients) @ right
+
+
+def product(left: Tensor, x: Tensor) -> Tensor:
+    """`left`, `(n, n)`, times every n rows of `x`, `(B, *, W)`, in one batched product."""
+    rows = x.reshape(-1, len(left), x.shape[-1])
+    return torch.bmm(left.expand(len(rows), -1, -1), rows).view(x.shape)
 
 
 @dataclass(frozen=True)
