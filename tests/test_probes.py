@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from problems import FLOAT, Nonlinear
-from steindiff import GRIDS, SOLVERS, noise
+from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff.bench.sections import random_unet
-from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Guided, StaticThreshold
+from steindiff.corrections.relaxation import Relaxation
+from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
 from steindiff.denoisers.split import Split
 from steindiff.levels import Level
 from steindiff.probes import (
@@ -28,6 +29,7 @@ from steindiff.probes import (
     Exact,
     FiniteDifference,
     Normal,
+    OnPart,
     Rademacher,
     Selection,
     by_autograd,
@@ -36,8 +38,9 @@ from steindiff.probes import (
     pullback,
     select,
 )
-from steindiff.schedules import VP
+from steindiff.schedules import EDM, VP
 from steindiff.solvers import Solver
+from steindiff.statistics import PerSample
 from steindiff.tableau import HERE, Evaluation, Row, Stage, Step, Tableau
 from stepping import step_at
 
@@ -482,3 +485,34 @@ def test_the_peak_of_a_bounded_probe_stays_within_its_limit(resolution: int, sam
         VJP(2)(step, x, level, torch.Generator())
     assert whole.peak > limit + held
     assert bounded.peak > 0.6 * limit  # and the room given is used
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.01, 1), (0.5, 3), (0.6, 3), (0.61, 4), (1.0, 5)])
+def test_on_part_steps_all_samples_and_probes_the_first(share: float, count: int):
+    step, x = step_at(SOLVERS["unipc-bh2-3"], X0(Nonlinear()), LEVELS, 3, noise(range(5), (6,), LEVELS[0], FLOAT))
+    plain, probe = step(x), VJP(3)
+    calls = step.denoiser.calls
+    found = OnPart(share, probe)(step, x, LEVELS[3], torch.Generator().manual_seed(0))
+    assert step.denoiser.calls - calls == len(plain.evaluations) * (1 if count == 5 else 2)
+    torch.testing.assert_close(found.candidate, plain.candidate)
+    for a, b in zip(found.evaluations, plain.evaluations, strict=True):
+        torch.testing.assert_close(a.d, b.d)
+    assert (len(found.divergence), found.backward_passes) == (count, 3 * len(plain.evaluations))
+    expected = Exact()(step, x, LEVELS[3], torch.Generator()).divergence[:count]
+    assert ((found.divergence - expected).abs() <= 6 * found.error + 1e-9).all()
+
+
+def test_on_part_is_unbiased_for_the_mean_and_refused_where_every_sample_needs_its_own():
+    """On Gaussian data of one covariance the divergence is the same for all samples: part and whole agree exactly."""
+    levels = GRIDS["edm"](EDM(), 4)
+    model, x = Gaussian(torch.zeros(6), torch.ones(6)), noise(range(8), (6,), levels[0])
+    whole, part = (
+        sample(model, x, levels, SOLVERS["ddim"], Relaxation(probe)) for probe in (VJP(1), OnPart(0.25, VJP(1)))
+    )
+    torch.testing.assert_close(whole.x, part.x)
+    assert (whole.nfe, part.nfe, part.backward_passes) == (4, 4, whole.backward_passes)
+    with pytest.raises(ValueError, match=r"average = PerSample\(\): needs a probe of every sample"):
+        sample(model, x, levels, SOLVERS["ddim"], Relaxation(OnPart(), average=PerSample()))
+    for share in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=r"share = .*: allowed are numbers in \(0, 1\]"):
+            OnPart(share)

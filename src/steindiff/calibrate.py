@@ -2,6 +2,7 @@ r"""Stein calibration: measure once where to step and what leads each step arigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor
 
 from steindiff.calibration import Calibration, fingerprint
-from steindiff.corrections.alignment import Alignment
+from steindiff.corrections.alignment import Alignment, mismatch
 from steindiff.corrections.balance import Balance
 from steindiff.corrections.base import Correction
+from steindiff.corrections.plain import Plain
 from steindiff.denoisers.base import Denoiser
 from steindiff.grids.base import Grid
 from steindiff.grids.logsnr import LogSNR
-from steindiff.sample import sample
+from steindiff.levels import Levels
+from steindiff.sample import Sampling, sample
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
@@ -116,6 +119,7 @@ def calibrate(
     power: float = 0.2,
     grid: Grid | None = None,
     fit: Fit | None = None,
+    within: float = 0.01,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     settings: dict[str, Any] | None = None,
@@ -125,6 +129,10 @@ def calibrate(
 
     A survey (many steps, Rademacher probes at some levels) gives the Stein grid and the trajectory to follow. Then the
     coarse trajectory is run once and corrected, each step seeing the states the corrected steps before it made.
+
+    With enough evaluations a good solver is as near to the trajectory as the trajectory is to the truth, and there is
+    nothing left to correct. So the plain solver is run first, evenly in log-SNR; where it ends `within` the trajectory,
+    that run is the calibration.
 
     Args:
         denoiser: D(x, level), or a function from seeds to the denoiser of those samples.
@@ -138,6 +146,7 @@ def calibrate(
         power: exponent of the Stein grid.
         grid: another grid instead of the Stein grid.
         fit: how to correct; default `ByAlignment()`.
+        within: keep the plain solver if it misses no more than this share of energy (`alignment.mismatch`); 0: never.
         device: where to run.
         dtype: of the state.
         settings: further facts to record, and to be checked before use (guidance, prompts).
@@ -154,12 +163,21 @@ def calibrate(
         dtype=dtype,
         callback=callback,
     )
-    levels = solver.levels(grid or measured.grid(power), schedule, nfe)
-    x = noise(measured.own, shape, levels[0], dtype).to(device)
     whole = conditioned(denoiser, measured.own, batch)
-    fit = fit or ByAlignment()
-    out = sample(whole, x, levels, solver, fit(measured), callback=callback)
-    rows = [step_row(statistics) for statistics in out.statistics]
+    calls = whole.calls
+
+    def run(levels: Levels, correction: Correction) -> Sampling:
+        x = noise(measured.own, shape, levels[0], dtype).to(device)
+        return sample(whole, x, levels, solver, correction, callback=callback)
+
+    levels = solver.levels(grid or measured.grid(0.0), schedule, nfe)
+    missed = mismatch(measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])) if within else math.inf
+    if missed <= within:
+        rows, how = [StepRow()] * levels.steps, "Plain()"
+    else:
+        fit = fit or ByAlignment()
+        levels = solver.levels(grid or measured.grid(power), schedule, nfe)
+        rows, how = [step_row(found) for found in run(levels, fit(measured)).statistics], repr(fit)
     return Calibration(
         solver,
         levels,
@@ -172,9 +190,9 @@ def calibrate(
             **(settings or {}),
             "seed": measured.seeds[0],
             "samples": len(measured.seeds),
-            "grid": type(grid).__name__ if grid else f"Stein, power {power}",
-            "fit": repr(fit),
-            "network_calls": measured.network_calls + int(total(torch.tensor(out.network_calls))),
+            "grid": type(grid).__name__ if grid else f"Stein, power {power if missed > within else 0.0}",
+            "fit": how,
+            "network_calls": measured.network_calls + int(total(torch.tensor(whole.calls - calls))),
             "backward_passes": measured.backward_passes,
             "torch": torch.__version__,
         },

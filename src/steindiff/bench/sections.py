@@ -27,7 +27,7 @@ from steindiff.denoisers.autocast import Autocast
 from steindiff.denoisers.base import Denoiser, Network, Networked
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
-from steindiff.probes import VJP, Adaptive, Analytic
+from steindiff.probes import VJP, Adaptive, Analytic, OnPart
 from steindiff.probes.memory import fitting
 from steindiff.probes.pullback import pullback
 from steindiff.sample import sample
@@ -201,6 +201,8 @@ def correction_section(bench: Bench) -> Iterator[Record]:
             "relaxation, 1 probe": Relaxation(VJP(1)),
             "relaxation, 5 probes": Relaxation(VJP(5)),
             "relaxation, 5 probes together": Relaxation(VJP(5, together=5)),
+            "relaxation, 1 probe on half of the batch": Relaxation(OnPart(0.5, VJP(1))),
+            "relaxation, 5 probes on half of the batch": Relaxation(OnPart(0.5, VJP(5))),
             "relaxation, analytical": Relaxation(Analytic()),
             "relaxation, adaptive": Relaxation(Adaptive()),
         }

@@ -52,6 +52,18 @@ def significant(values: Tensor, errors: float) -> Tensor:
     return mean(values).abs() > errors * standard_error(values)
 
 
+def weights_of(energy: Tensor, tail: float) -> Tensor:
+    r"""How much every sample counts, by its band energies `(N, K)`: 1/(|y_f|² + tail · E|y_f|²)."""
+    return 1.0 / (energy + tail * mean(energy) + TINY)
+
+
+def mismatch(basis: Basis, x: Tensor, goal: Tensor, tail: float = 0.1) -> float:
+    """How far `x` is from `goal`, both `(N, *)`, as a share of energy: 0 where equal; mean over samples and bands."""
+    known = basis.forward(goal)
+    error = basis.average((basis.forward(x) - known).square())
+    return float(mean(weights_of(basis.average(known.square()), tail) * error).mean())
+
+
 def fit(
     basis: Basis, features: Sequence[Tensor], goal: Tensor, *, tail: float, ridge: float, significance: float
 ) -> Tensor:
@@ -65,8 +77,7 @@ def fit(
         ridge: pull towards (1, 0, …), as a part of every feature's own energy.
         significance: a band keeps (1, 0, …) unless its error falls by more than so many standard errors.
     """
-    energy = basis.average(goal.square())
-    weight = 1.0 / (energy + tail * mean(energy) + TINY)
+    weight = weights_of(basis.average(goal.square()), tail)
     k = len(features)
     stay = torch.zeros(basis.bands, k, dtype=torch.float64, device=goal.device)
     stay[:, 0] = 1.0

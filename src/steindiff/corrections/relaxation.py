@@ -228,6 +228,8 @@ class Relaxation(Correction):
         u = carried - probed.candidate
         s_xu, s_uu = (self.average(dot(u, z)) * scale**2 for z in (carried, u))
         s_div = self.average(x[0].numel() - probed.divergence / carry)
+        if s_div.ndim and len(s_div) != len(x):
+            raise ValueError(f"average = {self.average!r}: needs a probe of every sample, and {self.probe!r} is none")
         optimum = stein_numerator(s_xu, s_div, level) / (s_uu + self.epsilon)
         gamma = self.bounds.limit(optimum)
         # lerp returns the candidate itself at weight 1, where x + 1·(T − x) would round.

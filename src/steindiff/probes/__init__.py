@@ -12,6 +12,7 @@ from steindiff.probes.exact import Exact
 from steindiff.probes.finite_difference import FiniteDifference
 from steindiff.probes.jvp import JVP, pushforward
 from steindiff.probes.memory import memory_per_sample
+from steindiff.probes.on_part import OnPart
 from steindiff.probes.pullback import by_autograd, by_functional, pullback
 from steindiff.probes.selector import Selection, Trial, select
 from steindiff.probes.vjp import VJP
@@ -30,6 +31,7 @@ __all__ = [
     "FiniteDifference",
     "Hutchinson",
     "Normal",
+    "OnPart",
     "Probe",
     "Probed",
     "Rademacher",

@@ -29,8 +29,8 @@ class Probed(NamedTuple):
     Attributes:
         candidate: T(x), `(B, *)`.
         evaluations: the evaluations of the step, in order.
-        divergence: div T of every sample, `(B,)`, estimated.
-        error: standard error of `divergence` over the probes, `(B,)`; 0 where exact, NaN where it cannot be known.
+        divergence: div T of every sample that was probed, `(B,)`, estimated; `OnPart` probes the first ones only.
+        error: standard error of `divergence` over the probes, likewise; 0 where exact, NaN where it cannot be known.
         extra_calls: evaluations of the denoiser beyond the plain step's.
         backward_passes: derivative passes (reverse or forward) through the network.
     """
@@ -146,16 +146,20 @@ def joined(parts: Sequence[Forms]) -> Forms:
     """The parts of a batch put together. Passes run over the whole batch once, whatever the number of parts."""
     if len(parts) == 1:
         return parts[0]
-    evaluations = tuple(
-        Evaluation(torch.cat([e.x for e in stage]), torch.cat([e.d for e in stage]), stage[0].level)
-        for stage in zip(*(part.evaluations for part in parts), strict=True)
-    )
     return Forms(
         torch.cat([part.candidate for part in parts]),
-        evaluations,
+        joined_evaluations([part.evaluations for part in parts]),
         torch.cat([part.forms for part in parts], dim=1),
         parts[0].extra_calls,
         parts[0].backward_passes,
+    )
+
+
+def joined_evaluations(parts: Sequence[Sequence[Evaluation]]) -> tuple[Evaluation, ...]:
+    """The evaluations of the parts of a batch put together, stage by stage."""
+    return tuple(
+        Evaluation(torch.cat([e.x for e in stage]), torch.cat([e.d for e in stage]), stage[0].level)
+        for stage in zip(*parts, strict=True)
     )
 
 
