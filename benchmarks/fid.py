@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from recording import Records, machine
 from steindiff import GRIDS, SOLVERS, datasets, noise, sample
 from steindiff.bases import Identity
-from steindiff.calibrate import ByAlignment, ByEnergy, Fit, SteinEnergy, calibrate
+from steindiff.calibrate import ByAlignment, ByEnergy, Fit, Recipe, SteinEnergy, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections import Correction
 from steindiff.corrections.plain import Plain
@@ -148,19 +148,18 @@ class Bench:
             measured = first(measured, options.pop("seeds"))
         if options.pop("band", None):
             measured = replace(measured, basis=Identity((3, 32, 32)))
+        grid = None if cell.grid == "stein" else GRIDS[cell.grid]
         return calibrate(
             self.quick,
             SOLVERS[cell.solver],
             self.schedule,
             cell.nfe,
             (3, 32, 32),
+            recipe=Recipe(grid=grid, fit=FITS[cell.correction], **options),
             measured=measured,
             batch=self.batch,
-            grid=None if cell.grid == "stein" else GRIDS[cell.grid],
-            fit=FITS[cell.correction],
             device=self.device,
             settings={"model": "cifar10", "guidance": 1.0},
-            **options,
         )
 
     def plan(self, cell: Cell) -> tuple[Levels, Correction]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from steindiff.calibrate import Recipe
 from steindiff.grids import LogSNR
 from steindiff.integrations import diffusers as stein
 from steindiff.integrations.diffusers import tiny
@@ -28,12 +29,13 @@ def load(small: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The pipeline, the arguments of its call, and how thoroughly to calibrate."""
     if small:
         call = {**tiny.embeddings(pooled=True, negative=False), "height": 16, "width": 16}
-        return tiny.flux(), call, {"seeds": range(4), "steps": 6}
+        return tiny.flux(), call, {"seeds": range(4), "recipe": Recipe(steps=6, grid=LogSNR())}
     from diffusers import FluxPipeline
 
     pipe = FluxPipeline.from_pretrained(MODEL, torch_dtype=torch.bfloat16)
     pipe.enable_model_cpu_offload()
-    return pipe, {"prompt": PROMPTS, "height": 1024, "width": 1024}, {"seeds": range(16), "batch": 1}
+    call = {"prompt": PROMPTS, "height": 1024, "width": 1024}
+    return pipe, call, {"seeds": range(16), "batch": 1, "recipe": Recipe(grid=LogSNR())}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
 
     pipe, call, effort = load(options.tiny)
-    calibration = stein.calibrate(pipe, nfe=options.nfe, solver=UniPCBh2(2), grid=LogSNR(), **effort, **call)
+    calibration = stein.calibrate(pipe, nfe=options.nfe, solver=UniPCBh2(2), **effort, **call)
     calibration.save(options.out / "calibration.json")
     with stein.stabilize(pipe, calibration):
         images = pipe(num_inference_steps=options.nfe, generator=torch.Generator().manual_seed(0), **call).images

@@ -12,7 +12,7 @@ from torch import Tensor
 from problems import FLOAT, random_calibration
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.bases import DCT, Identity
-from steindiff.calibrate import ByAlignment, calibrate
+from steindiff.calibrate import ByAlignment, Recipe, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment, differences, fit, latest, significant, typical_scale
 from steindiff.corrections.observed import Observed
@@ -67,9 +67,8 @@ def test_on_gaussian_data_five_aligned_steps_end_where_four_hundred_do(name: str
     """Every step is linear in each coefficient there, so one weight a band makes it exact, also on other seeds."""
     schedule, measured = SCHEDULES[name], MEASURED[name]
     nfe = 6 if (name, solver) == ("flow", "heun") else 5
-    found = calibrate(
-        Spectral(), SOLVERS[solver], schedule, nfe, (1, 8), measured=measured, batch=999, dtype=FLOAT, fit=EXACT
-    )
+    facts = {"measured": measured, "batch": 999, "dtype": FLOAT}
+    found = calibrate(Spectral(), SOLVERS[solver], schedule, nfe, (1, 8), recipe=Recipe(fit=EXACT, within=0), **facts)
     x = noise(range(100, 120), (1, 8), found.levels[0], FLOAT)
     fine = surveyed(schedule, range(100, 120)).samples
     plain = sample(Spectral(), x, found.levels, SOLVERS[solver]).x
@@ -157,7 +156,9 @@ def test_a_path_does_not_reach_beyond_its_ends():
     with pytest.raises(ValueError, match="the fine trajectory goes from"):
         measured.path(EDM().level(90.0))
     with pytest.raises(ValueError, match="the fine trajectory goes from"):
-        calibrate(Spectral(), DDIM(), EDM(), 4, (1, 8), measured=measured, dtype=FLOAT, grid=GRIDS["edm"])
+        calibrate(
+            Spectral(), DDIM(), EDM(), 4, (1, 8), recipe=Recipe(grid=GRIDS["edm"]), measured=measured, dtype=FLOAT
+        )
 
 
 def test_runs_end_where_the_survey_ended():

@@ -15,8 +15,9 @@ from torch import Tensor
 from problems import FLOAT, gaussian, mixture
 from steindiff import GRIDS, SCHEDULES, SOLVERS, Levels, noise, sample
 from steindiff.bases import DCT, Basis, Identity
-from steindiff.calibrate import ByEnergy, SteinEnergy, calibrate
+from steindiff.calibrate import ByEnergy, Recipe, SteinEnergy, calibrate
 from steindiff.calibration import Calibration
+from steindiff.corrections.alignment import mismatch
 from steindiff.corrections.balance import Balance, balance
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian, Guided
@@ -155,7 +156,8 @@ def test_calibrated_samples_have_the_true_spectrum(name: str, solver: str):
     """On seeds the calibration never saw, at 5 or 6 evaluations."""
     schedule, model = SCHEDULES[name], Spectral()
     nfe = 6 if (name, solver) == ("edm", "heun") else 5  # which ends at its smallest σ: two evaluations a step
-    found = calibrate(model, SOLVERS[solver], schedule, nfe, (1, 12), measured=MEASURED[name], batch=4000, dtype=FLOAT)
+    facts = {"measured": MEASURED[name], "batch": 4000, "dtype": FLOAT}
+    found = calibrate(model, SOLVERS[solver], schedule, nfe, (1, 12), recipe=Recipe(within=0), **facts)
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
     plain = energies(sample(model, x, found.levels, SOLVERS[solver]).x)
     replayed = energies(sample(model, x, found.levels, SOLVERS[solver], Replay(found)).x)
@@ -172,10 +174,10 @@ def test_reference_free_energy_serves_too():
         EDM(),
         5,
         (1, 12),
+        recipe=Recipe(fit=ByEnergy(SteinEnergy(0.5))),
         measured=MEASURED["edm"],
         batch=4000,
         dtype=FLOAT,
-        fit=ByEnergy(SteinEnergy(0.5)),
     )
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
     torch.testing.assert_close(
@@ -191,15 +193,44 @@ def test_many_steps_are_left_all_but_alone():
         EDM(),
         40,
         (1, 12),
+        recipe=Recipe(grid=GRIDS["edm"], fit=ByEnergy(), within=0),
         measured=MEASURED["edm"],
         batch=4000,
         dtype=FLOAT,
-        grid=GRIDS["edm"],
-        fit=ByEnergy(),
     )
     touched = sum(value != 1.0 for row in found.rho for value in row)
     assert touched < 0.5 * 40 * BASIS.bands
     assert all(abs(value - 1.0) < 0.02 for row in found.rho for value in row)
+
+
+@schedules
+def test_a_solver_as_good_as_the_survey_is_kept_as_it_is(name: str):
+    schedule, measured, model = SCHEDULES[name], MEASURED[name], Spectral()
+    facts = {"measured": measured, "batch": 4000, "dtype": FLOAT}
+    solver = SOLVERS["unipc-bh2-3"]
+    kept, few, forced = (
+        calibrate(model, solver, schedule, nfe, (1, 12), recipe=recipe, **facts)
+        for nfe, recipe in ((20, Recipe()), (4, Recipe()), (20, Recipe(within=0)))
+    )
+    assert not any(kept.rho)
+    assert (kept.settings["fit"], kept.settings["grid"]) == ("Plain()", "Stein, power 0.0")
+    assert kept.levels.levels == solver.levels(measured.grid(0.0), schedule, 20).levels
+    assert any(few.rho)
+    assert any(forced.rho)
+    x = noise(measured.own, (1, 12), kept.levels[0], FLOAT)
+    replayed = sample(model, x, kept.levels, solver, Replay(kept)).x
+    assert mismatch(BASIS, replayed, measured.samples) <= 0.01
+    # Both runs of the one that was corrected are counted, and the one run of the one that was not.
+    spent = [made.settings["network_calls"] - measured.network_calls for made in (kept, few, forced)]
+    assert spent == [20, 8, 20]
+
+
+def test_mismatch_is_a_share_of_energy():
+    goal = torch.randn(500, 1, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    assert mismatch(BASIS, goal, goal) == 0.0
+    # Every band of every sample is wrong by a tenth: 0.01 |y|²/(|y|² + tail E|y|²), and without a tail 0.01 itself.
+    assert mismatch(BASIS, 1.1 * goal, goal, tail=0.0) == pytest.approx(0.01)
+    assert 0.0 < mismatch(BASIS, 1.1 * goal, goal) < 0.01
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
@@ -391,6 +422,8 @@ def test_parts_of_a_batch_go_to_their_own_denoisers():
         (lambda: Stein(((0.0, 1.0), (0.0, 1.0))), "strictly increasing"),
         (lambda: Stein(((0.0, 1.0), (1.0, -1.0))), "cost finite and > 0"),
         (lambda: Stein(((0.0, 1.0), (1.0, 1.0)), power=-1), "power = -1"),
+        (lambda: Recipe(within=-1), "within = -1: allowed are numbers >= 0"),
+        (lambda: Recipe(within=math.nan), "within = nan"),
         (lambda: Balance(BASIS, torch.ones(3)), r"energy: shape \(3,\)"),
         (lambda: Balance(BASIS, torch.ones(1, 12), bound=0.5), "bound = 0.5"),
         (lambda: Balance(BASIS, torch.ones(1, 12), below=-1), "below = -1"),

@@ -2,7 +2,6 @@ r"""Stein calibration: measure once where to step and what leads each step arigh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -106,6 +105,45 @@ class ByEnergy:
         return Balance(measured.basis, self.energy(measured), below, self.bound, self.significance)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    r"""How to calibrate: the effort of the survey, where to step, how to correct.
+
+    Args:
+        steps: of the fine trajectory.
+        stations: at how many of its levels to probe.
+        probed: on how many of its samples, at most.
+        probes: Rademacher directions for each.
+        power: exponent of the Stein grid.
+        grid: another grid instead of the Stein grid; no derivatives are taken then, unless a `fit` is given.
+        fit: how to correct; default `ByAlignment()`.
+        within: keep the plain solver if it misses no more than this share of energy (`alignment.mismatch`); 0: never.
+    """
+
+    steps: int = 24
+    stations: int = 10
+    probed: int = 16
+    probes: int = 2
+    power: float = 0.2
+    grid: Grid | None = None
+    fit: Fit | None = None
+    within: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.within >= 0:
+            raise ValueError(f"within = {self.within}: allowed are numbers >= 0")
+
+    def survey(self, seeds: Sequence[int]) -> dict[str, Any]:
+        """What `survey` needs to know."""
+        stations = 0 if self.grid is not None and self.fit is None else self.stations
+        effort = {"steps": self.steps, "stations": stations, "probes": self.probes}
+        return {"seeds": seeds, "probed": min(self.probed, len(seeds)), **effort}
+
+
+LIGHT = Recipe(stations=8, probed=8)
+"""For the networks of hosts, whose derivatives are dear."""
+
+
 def calibrate(
     denoiser: Denoiser | Conditioned,
     solver: Solver,
@@ -113,13 +151,10 @@ def calibrate(
     nfe: int,
     shape: Sequence[int],
     *,
+    recipe: Recipe | None = None,
     measured: Survey | None = None,
     seeds: Sequence[int] = range(64),
     batch: int = 64,
-    power: float = 0.2,
-    grid: Grid | None = None,
-    fit: Fit | None = None,
-    within: float = 0.01,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     settings: dict[str, Any] | None = None,
@@ -140,25 +175,23 @@ def calibrate(
         schedule: the model's schedule.
         nfe: evaluations of a run.
         shape: of one sample.
+        recipe: how; default `Recipe()`.
         measured: a survey of this model made before, to be shared by several calibrations; its seeds are used.
-        seeds: of the survey, if it is made here.
+        seeds: of the survey, if it is made here; calibrate on seeds you do not evaluate on.
         batch: at most so many samples in one network call.
-        power: exponent of the Stein grid.
-        grid: another grid instead of the Stein grid.
-        fit: how to correct; default `ByAlignment()`.
-        within: keep the plain solver if it misses no more than this share of energy (`alignment.mismatch`); 0: never.
         device: where to run.
         dtype: of the state.
         settings: further facts to record, and to be checked before use (guidance, prompts).
         callback: as in `sample`.
     """
+    recipe = recipe or Recipe()
     measured = measured or survey(
         denoiser,
         schedule,
         shape,
-        seeds=seeds,
+        **recipe.survey(seeds),
         batch=batch,
-        grid=LogSNR() if grid else None,  # a trajectory to σ = 0 serves any grid
+        grid=LogSNR() if recipe.grid else None,  # a trajectory to σ = 0 serves any grid
         device=device,
         dtype=dtype,
         callback=callback,
@@ -170,14 +203,15 @@ def calibrate(
         x = noise(measured.own, shape, levels[0], dtype).to(device)
         return sample(whole, x, levels, solver, correction, callback=callback)
 
-    levels = solver.levels(grid or measured.grid(0.0), schedule, nfe)
-    missed = mismatch(measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])) if within else math.inf
-    if missed <= within:
-        rows, how = [StepRow()] * levels.steps, "Plain()"
-    else:
-        fit = fit or ByAlignment()
-        levels = solver.levels(grid or measured.grid(power), schedule, nfe)
+    levels = solver.levels(recipe.grid or measured.grid(0.0), schedule, nfe)
+    rows, how, power = [StepRow()] * levels.steps, repr(Plain()), 0.0
+    if recipe.within == 0 or recipe.within < mismatch(
+        measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])
+    ):
+        fit, power = recipe.fit or ByAlignment(), recipe.power
+        levels = solver.levels(recipe.grid or measured.grid(power), schedule, nfe)
         rows, how = [step_row(found) for found in run(levels, fit(measured)).statistics], repr(fit)
+    spent = int(total(torch.tensor(whole.calls - calls)))
     return Calibration(
         solver,
         levels,
@@ -190,9 +224,9 @@ def calibrate(
             **(settings or {}),
             "seed": measured.seeds[0],
             "samples": len(measured.seeds),
-            "grid": type(grid).__name__ if grid else f"Stein, power {power if missed > within else 0.0}",
+            "grid": type(recipe.grid).__name__ if recipe.grid else f"Stein, power {power}",
             "fit": how,
-            "network_calls": measured.network_calls + int(total(torch.tensor(whole.calls - calls))),
+            "network_calls": measured.network_calls + spent,
             "backward_passes": measured.backward_passes,
             "torch": torch.__version__,
         },

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from steindiff import sample, zoo
-from steindiff.calibrate import calibrate
+from steindiff.calibrate import Recipe, calibrate
 from steindiff.corrections.replay import Replay
 from steindiff.grids import Karras, LogSNR
 from steindiff.solvers import DPMSolverMultistep
@@ -20,7 +20,8 @@ diffusers = pytest.importorskip("diffusers")
 from steindiff.integrations import diffusers as ours  # noqa: E402
 from steindiff.integrations.diffusers.tiny import quiet  # noqa: E402
 
-QUICK = {"seeds": range(2), "steps": 8, "batch": 2, "grid": LogSNR(), "class_labels": [0, 1]}
+EVEN = Recipe(steps=8, grid=LogSNR())
+QUICK = {"seeds": range(2), "recipe": EVEN, "batch": 2, "class_labels": [0, 1]}
 
 
 def pixels(x: torch.Tensor) -> torch.Tensor:
@@ -70,7 +71,7 @@ def test_a_calibration_made_without_a_pipeline_goes_with_it(tmp_path):
     subject = embedded("fashion")
     denoisers, schedule, shape = subject.denoisers, subject.schedule, subject.shape
     measured = survey(denoisers, schedule, shape, seeds=range(4), batch=4, steps=6, stations=0)
-    calibration = calibrate(denoisers, DPMSolverMultistep(2), schedule, 4, shape, measured=measured, grid=LogSNR())
+    calibration = calibrate(denoisers, DPMSolverMultistep(2), schedule, 4, shape, recipe=EVEN, measured=measured)
     pipe = quiet(ours.export(zoo.load("fashion"), calibration))
     latents = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))
     call = {"latents": latents, "num_inference_steps": 4, "output_type": "latent"}

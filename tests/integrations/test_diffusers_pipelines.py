@@ -7,7 +7,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from steindiff import sample
-from steindiff.calibrate import ByEnergy, SteinEnergy
+from steindiff.calibrate import ByEnergy, Recipe, SteinEnergy
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.grids import LogSNR
@@ -34,7 +34,8 @@ from steindiff.integrations.diffusers.capture import capture, network_of  # noqa
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
-QUICK = {"seeds": range(6), "steps": 6, "stations": 2, "probed": 2, "batch": 3}
+BRIEF = Recipe(steps=6, stations=2, probed=2, within=0)
+QUICK = {"seeds": range(6), "recipe": BRIEF, "batch": 3}
 SIZE = {"height": 16, "width": 16}
 
 
@@ -238,13 +239,15 @@ def test_calibrate_leaves_the_pipeline_as_it_was():
 
 def test_a_given_grid_needs_no_derivatives():
     case = CASES["sd"]
-    calibration = ours.calibrate(case.make(), nfe=4, grid=LogSNR(), **QUICK, **case.call)
+    calibration = ours.calibrate(case.make(), nfe=4, **{**QUICK, "recipe": replace(BRIEF, grid=LogSNR())}, **case.call)
     assert calibration.settings["backward_passes"] == 0
     assert calibration.levels.steps == 4
 
 
 def test_reference_free_energy_without_guidance():
-    calibration = ours.calibrate(tiny.ddpm(), nfe=4, fit=ByEnergy(SteinEnergy()), batch_size=2, **QUICK)
+    calibration = ours.calibrate(
+        tiny.ddpm(), nfe=4, batch_size=2, **{**QUICK, "recipe": replace(BRIEF, fit=ByEnergy(SteinEnergy()))}
+    )
     assert any(calibration.rho)
 
 

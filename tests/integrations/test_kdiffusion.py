@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from problems import random_calibration
 from steindiff import sample
+from steindiff.calibrate import Recipe
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian
 from steindiff.grids import Karras, LogSNR
@@ -147,8 +148,9 @@ def test_calibrate_under_inference_mode(flow: bool):
     with torch.inference_mode():
         host = Host(flow=flow)
         low, high = (0.01, 0.99) if flow else (0.02, 20.0)
+        recipe = Recipe(steps=8, stations=3, probed=4)
         calibration = calibrate_steindiff(
-            host, SHAPE, 4, low, high, flow=flow, seeds=range(8), steps=8, stations=3, probed=4, settings={"cfg": 3.0}
+            host, SHAPE, 4, low, high, flow=flow, recipe=recipe, seeds=range(8), settings={"cfg": 3.0}
         )
         assert calibration.settings["backward_passes"] > 0
         given = sigmas_of(calibration)
@@ -162,7 +164,8 @@ def test_calibrate_under_inference_mode(flow: bool):
 
 
 def test_a_given_grid_needs_no_derivatives():
-    calibration = calibrate_steindiff(Host(), SHAPE, 4, 0.02, 20.0, seeds=range(4), steps=4, grid=Karras())
+    recipe = Recipe(steps=4, grid=Karras())
+    calibration = calibrate_steindiff(Host(), SHAPE, 4, 0.02, 20.0, recipe=recipe, seeds=range(4))
     assert calibration.settings["backward_passes"] == 0
 
 

@@ -2,6 +2,8 @@ r"""No correction: the solver as it is."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from steindiff.corrections.base import Correction, Transition
@@ -9,6 +11,7 @@ from steindiff.levels import Levels
 from steindiff.tableau import Step
 
 
+@dataclass(frozen=True)
 class Plain(Correction):
     r"""x_next = T(x)."""
 

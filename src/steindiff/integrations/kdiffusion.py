@@ -21,11 +21,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from steindiff.calibrate import Fit, calibrate
+from steindiff.calibrate import LIGHT, Recipe, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Leaf
-from steindiff.grids.base import Grid
 from steindiff.grids.logsnr import LogSNR
 from steindiff.levels import Level, Levels
 from steindiff.probes.pullback import by_functional
@@ -177,15 +176,9 @@ def calibrate_steindiff(
     *,
     solver: Solver | None = None,
     flow: bool = False,
+    recipe: Recipe = LIGHT,
     seeds: Sequence[int] = range(32),
     batch: int = 4,
-    steps: int = 24,
-    stations: int = 8,
-    probed: int = 8,
-    probes: int = 2,
-    power: float = 0.2,
-    grid: Grid | None = None,
-    fit: Fit | None = None,
     settings: dict[str, Any] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -202,15 +195,9 @@ def calibrate_steindiff(
         extra_args: passed to the model.
         solver: default DPM-Solver++(2M).
         flow: a flow-matching model, α = 1 − σ.
+        recipe: how to calibrate.
         seeds: of the calibration samples.
         batch: at most so many samples in one call.
-        steps: of the fine trajectory.
-        stations: at how many of its levels to probe.
-        probed: on how many samples.
-        probes: Rademacher directions for each.
-        power: exponent of the Stein grid.
-        grid: another grid; no derivatives are taken then, unless a `fit` is given.
-        fit: how to correct; default `steindiff.calibrate.ByAlignment()`.
         settings: what to record and to compare when sampling, e.g. the guidance.
         device: where to run.
         dtype: the model is called with it; the state is float32.
@@ -223,18 +210,12 @@ def calibrate_steindiff(
         raise ValueError(f"sigma_min = {sigma_min}, sigma_max = {sigma_max}: need 0 < sigma_min < sigma_max")
     schedule: Schedule = Flow(sigma_min, sigma_max) if flow else EDM(sigma_min, sigma_max)
     denoiser = HostDenoiser(model, extra_args or {}, flow=flow, dtype=dtype)
-    if grid is not None and fit is None:
-        stations = 0
     measured = survey(
         denoiser,
         schedule,
         tuple(shape),
-        seeds=seeds,
+        **recipe.survey(seeds),
         grid=LogSNR(),  # the host's runs end at σ = 0
-        steps=steps,
-        stations=stations,
-        probed=min(probed, len(seeds)),
-        probes=probes,
         batch=batch,
         device=device,
         route=by_functional,
@@ -246,11 +227,9 @@ def calibrate_steindiff(
         schedule,
         nfe,
         tuple(shape),
+        recipe=recipe,
         measured=measured,
         batch=batch,
-        power=power,
-        grid=grid,
-        fit=fit,
         device=device,
         settings=settings,
         callback=callback,

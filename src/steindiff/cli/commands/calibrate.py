@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from steindiff.calibrate import calibrate
+from steindiff.calibrate import Recipe, calibrate
 from steindiff.cli import options
 from steindiff.cli.output import print_json, progress, results
 from steindiff.discovery import named
@@ -25,8 +25,6 @@ EXAMPLES = (
 
 TOGETHER = True
 """Processes started by torchrun share the work."""
-
-SURVEY_STEPS = 24
 
 
 def command(
@@ -51,10 +49,11 @@ def command(
     chosen = named("solver", solver, SOLVERS)
     seeds = options.seeds(num, seed)
     subject = options.subject(model, guidance, device)
+    recipe = Recipe(power=power)
     folder(out)
     written = []
     with progress() as bar:
-        task = bar.add_task(f"{model}, survey", total=SURVEY_STEPS + sum(nfes))
+        task = bar.add_task(f"{model}, survey", total=recipe.steps + 2 * sum(nfes))
 
         def step(moment: object) -> None:
             bar.advance(task)
@@ -63,9 +62,7 @@ def command(
             subject.denoisers,
             subject.schedule,
             subject.shape,
-            seeds=seeds,
-            steps=SURVEY_STEPS,
-            probed=min(16, num),
+            **recipe.survey(seeds),
             batch=batch,
             device=subject.device,
             callback=step,
@@ -78,9 +75,9 @@ def command(
                 subject.schedule,
                 budget,
                 subject.shape,
+                recipe=recipe,
                 measured=measured,
                 batch=batch,
-                power=power,
                 device=subject.device,
                 settings={"model": model, "guidance": guidance},
                 callback=step,

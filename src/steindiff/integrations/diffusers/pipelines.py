@@ -19,10 +19,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from steindiff.calibrate import Fit
+from steindiff.calibrate import LIGHT, Recipe
 from steindiff.calibrate import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
-from steindiff.grids.base import Grid
 from steindiff.grids.logsnr import LogSNR
 from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import EDMFamily, FlowMatching, family_of
@@ -135,15 +134,9 @@ def calibrate(
     *,
     nfe: int,
     solver: Solver | None = None,
+    recipe: Recipe = LIGHT,
     seeds: Sequence[int] = range(32),
     batch: int = 4,
-    steps: int = 24,
-    stations: int = 8,
-    probed: int = 8,
-    probes: int = 2,
-    power: float = 0.2,
-    grid: Grid | None = None,
-    fit: Fit | None = None,
     callback: Callable[..., bool | None] | None = None,
     **call: Any,
 ) -> Calibration:
@@ -153,8 +146,8 @@ def calibrate(
     `calibrate` runs on that denoiser. The pipeline itself is left as it was.
 
     Runs are aligned with the model's own many-step samples, which is right under guidance too: a guided D is no
-    conditional mean, and Stein's identity does not hold for it. The Stein grid needs derivatives of the network; give a
-    `grid` where there are none.
+    conditional mean, and Stein's identity does not hold for it. The Stein grid needs derivatives of the network; give
+    the recipe a `grid` where there are none.
 
     Args:
         pipe: a pipeline with a `unet` or a `transformer`.
@@ -162,15 +155,9 @@ def calibrate(
             embeddings or labels.
         nfe: evaluations of a run (for Heun two a step, the last one once).
         solver: default: the pipeline's own if there is a corrected scheduler for it, else DPM-Solver++(2M).
+        recipe: how to calibrate.
         seeds: of the calibration samples.
         batch: at most so many samples in one network call.
-        steps: of the fine trajectory.
-        stations: at how many of its levels to probe.
-        probed: on how many samples.
-        probes: Rademacher directions for each.
-        power: exponent of the Stein grid.
-        grid: another grid; no derivatives are taken then, unless a `fit` is given.
-        fit: how to correct; default `steindiff.calibrate.ByAlignment()`.
         callback: as in `steindiff.sample`.
         call: arguments of the pipeline's call: `guidance_scale`, `height`, `prompt_embeds`, `class_labels`, …
 
@@ -181,19 +168,13 @@ def calibrate(
         call["prompt"] = list(prompts)
     solver = solver or default_solver(pipe.scheduler)
     captured = capture(pipe, scheduler_for(pipe.scheduler, solver), **call)
-    if grid is not None and fit is None:
-        stations = 0
     with frozen(network_of(pipe)):
         measured = survey(
             captured.denoiser,
             captured.family.schedule,
             captured.shape,
-            seeds=seeds,
+            **recipe.survey(seeds),
             grid=LogSNR(),  # the host's runs end at σ = 0
-            steps=steps,
-            stations=stations,
-            probed=min(probed, len(seeds)),
-            probes=probes,
             batch=batch,
             device=captured.device,
             callback=callback,
@@ -204,11 +185,9 @@ def calibrate(
         captured.family.schedule,
         nfe,
         captured.shape,
+        recipe=recipe,
         measured=measured,
         batch=batch,
-        power=power,
-        grid=grid,
-        fit=fit,
         device=captured.device,
         callback=callback,
         settings={
