@@ -225,12 +225,16 @@ def test_a_solver_as_good_as_the_survey_is_kept_as_it_is(name: str):
     assert spent == [20, 8, 20]
 
 
-def test_mismatch_is_a_share_of_energy():
+def test_mismatch_is_a_share_of_energy_and_a_gap_in_its_logarithm():
     goal = torch.randn(500, 1, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
     assert mismatch(BASIS, goal, goal) == 0.0
     # Every band of every sample is wrong by a tenth: 0.01 |y|²/(|y|² + tail E|y|²), and without a tail 0.01 itself.
-    assert mismatch(BASIS, 1.1 * goal, goal, tail=0.0) == pytest.approx(0.01)
-    assert 0.0 < mismatch(BASIS, 1.1 * goal, goal) < 0.01
+    gap = math.log(1.21) ** 2
+    assert mismatch(BASIS, 1.1 * goal, goal, tail=0.0) == pytest.approx(0.01 + gap)
+    assert gap < mismatch(BASIS, 1.1 * goal, goal) < 0.01 + gap
+    # Other samples of the same energy are wrong by twice it, and nothing is missing.
+    other = goal.roll(1, 0) * torch.where(torch.arange(500) % 2 == 0, 1.0, -1.0).reshape(-1, 1, 1)
+    assert mismatch(BASIS, other, goal, tail=1e6) * 1e6 == pytest.approx(2.0, rel=0.05)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())

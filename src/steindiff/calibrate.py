@@ -117,7 +117,7 @@ class Recipe:
         power: exponent of the Stein grid.
         grid: another grid instead of the Stein grid; no derivatives are taken then, unless a `fit` is given.
         fit: how to correct; default `ByAlignment()`.
-        within: keep the plain solver if it misses no more than this share of energy (`alignment.mismatch`); 0: never.
+        within: keep the plain solver if it ends no further than this from the trajectory (`mismatch`); 0: never.
     """
 
     steps: int = 24

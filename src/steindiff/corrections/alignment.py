@@ -58,10 +58,16 @@ def weights_of(energy: Tensor, tail: float) -> Tensor:
 
 
 def mismatch(basis: Basis, x: Tensor, goal: Tensor, tail: float = 0.1) -> float:
-    """How far `x` is from `goal`, both `(N, *)`, as a share of energy: 0 where equal; mean over samples and bands."""
-    known = basis.forward(goal)
-    error = basis.average((basis.forward(x) - known).square())
-    return float(mean(weights_of(basis.average(known.square()), tail) * error).mean())
+    r"""How far `x` is from `goal`, both `(N, *)`: what alignment and balance could still correct, mean over bands.
+
+    E[|x_f − y_f|²/(|y_f|² + tail · E|y_f|²)], the share of energy that is wrong, plus (E log|x_f|² − E log|y_f|²)², the
+    square of what the typical image has too much or too little.
+    """
+    made, known = basis.forward(x), basis.forward(goal)
+    energy, wanted = basis.average(made.square()), basis.average(known.square())
+    error = mean(weights_of(wanted, tail) * basis.average((made - known).square()))
+    gap = mean(energy.clamp(min=TINY).log() - wanted.clamp(min=TINY).log())
+    return float((error + gap.square()).mean())
 
 
 def fit(
