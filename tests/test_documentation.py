@@ -55,7 +55,7 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evaluate.Evaluation, "inception", staticmethod(lambda images: images.float().mean((2, 3))))
     for model in MODELS:
-        monkeypatch.setitem(MODELS, model, lambda guidance, device: subjects.subject())
+        monkeypatch.setitem(MODELS, model, lambda guidance, device, compiled=False: subjects.subject())
     monkeypatch.setattr(
         evaluate.references, "load", lambda _: evaluate.Moments.of(subjects.digits().mean((2, 3)).expand(-1, 3))
     )

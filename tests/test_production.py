@@ -32,6 +32,7 @@ from steindiff.corrections.balance import Balance
 from steindiff.corrections.replay import Replay
 from steindiff.grids import GRIDS
 from steindiff.production import Images, Manifest, produce, verify
+from steindiff.production.making import ahead
 from steindiff.production.settings import setting
 from steindiff.schedules import SCHEDULES
 from steindiff.sealed import checksum
@@ -73,6 +74,25 @@ def test_images_are_those_of_the_sampling_loop(tmp_path: Path, plan: Plan):
         out = sample(subject().denoisers(seeds), x, LEVELS, SOLVER, plan.correction).x
         expected = ((out.clamp(-1, 1) + 1) * 127.5).round().byte()
         assert torch.equal(images[seeds.start - 5 : seeds.stop - 5], expected)
+
+
+def test_work_ahead_is_one_item_ahead_and_keeps_order_and_errors():
+    begun = []
+
+    def square(n: int) -> int:
+        begun.append(n)
+        if n == 4:
+            raise RuntimeError("four")
+        return n * n
+
+    results = ahead(square, iter(range(9)))
+    assert [next(results) for _ in range(3)] == [0, 1, 4]
+    assert max(begun) <= 3
+    assert next(results) == 9
+    with pytest.raises(RuntimeError, match="four"):
+        next(results)
+    assert max(begun) <= 5
+    assert list(ahead(square, [])) == []
 
 
 def test_images_come_in_order_with_seeds_and_labels(whole: Path):
@@ -200,6 +220,9 @@ DIFFERENT = {
     "recipe.model: 'toy', not 'toys'": lambda folder: produce(
         replace(subject(), name="toys"), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
     ),
+    "recipe.compiled: False, not True": lambda folder: produce(
+        replace(subject(), compiled=True), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
+    ),
     "fingerprint: the model's weights": lambda folder: produce(
         subject(scale=0.999), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
     ),
@@ -224,7 +247,7 @@ def test_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_calibrations_are_told_apart_beyond_the_digits_of_their_file(tmp_path: Path):
     assert SCALED.to_dict()["sha256"] == NUDGED.to_dict()["sha256"]
     make(tmp_path, plan=PLAIN._replace(correction=Replay(SCALED)))
-    with pytest.raises(ValueError, match=r"recipe\.correction\.calibration\.rho"):
+    with pytest.raises(ValueError, match=r"recipe\.correction\.calibration\.digits"):
         make(tmp_path, plan=PLAIN._replace(correction=Replay(NUDGED)))
 
 

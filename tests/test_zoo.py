@@ -299,3 +299,21 @@ def test_every_shipped_calibration_is_what_its_name_says(path):
     subject = embedded(name)
     made.check(denoiser=subject.denoisers([made.settings["seed"]]), shape=subject.shape, settings={"guidance": 1.0})
     assert any(made.rho)
+
+
+def test_a_compiled_subject_calls_the_compiled_network(monkeypatch: pytest.MonkeyPatch):
+    compiled = []
+
+    def compile_it(network):
+        def call(*inputs, **conditions):
+            compiled.append(conditions)
+            return network(*inputs, **conditions)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_it)
+    plain, fast = embedded("fashion"), embedded("fashion", compiled=True)
+    x, level = torch.randn(2, *plain.shape), plain.schedule.level(500.0)
+    assert torch.equal(plain.denoisers([3, 4])(x, level), fast.denoisers([3, 4])(x, level))
+    assert (plain.compiled, fast.compiled) == (False, True)
+    assert [conditions["labels"].tolist() for conditions in compiled] == [[3, 4]]

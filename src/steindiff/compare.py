@@ -106,6 +106,7 @@ class Subject:
         reference: moments of real images under `features`; None compares with the many-step samples.
         calibrations: the calibration for a solver and a number of evaluations, where there is one.
         device: where to sample.
+        compiled: whether its network is compiled, which changes images by rounding.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Subject:
     reference: Moments | None = None
     calibrations: Callable[[Solver, int], Calibration | None] = lambda solver, nfe: None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    compiled: bool = False
 
 
 class Plan(NamedTuple):

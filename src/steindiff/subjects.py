@@ -33,12 +33,13 @@ MOMENTS = Path(__file__).parent / "moments"
 """Moments of each model's real training images under `RandomFeatures`; benchmarks/demo_reference.py makes them."""
 
 
-def by_seed(network: ZooNetwork, guidance: float = 1.0) -> Conditioned:
+def by_seed(network: ZooNetwork, guidance: float = 1.0, *, compiled: bool = False) -> Conditioned:
     """The denoiser of samples with given seeds; the label of a seed is its remainder modulo the number of classes.
 
     Args:
         network: of the zoo, in any precision.
         guidance: scale w of classifier-free guidance; 1 is the conditional model, 0 the unconditional one.
+        compiled: call it through `torch.compile`, which compiles at the first call of a batch size.
 
     Raises:
         ValueError: if the scale is negative.
@@ -47,22 +48,24 @@ def by_seed(network: ZooNetwork, guidance: float = 1.0) -> Conditioned:
         raise ValueError(f"guidance = {guidance}: allowed are numbers >= 0")
     denoiser, _ = PARAMETERISATIONS[type(network)]
     device = next(network.parameters()).device
+    call = torch.compile(network) if compiled else network
 
     def denoisers(seeds: Sequence[int]) -> Denoiser:
         labels = torch.tensor([seed % network.num_classes for seed in seeds], device=device)
-        conditional = denoiser(partial(network, labels=labels))
-        return conditional if guidance == 1.0 else Guided(conditional, denoiser(network), guidance)
+        conditional = denoiser(partial(call, labels=labels))
+        return conditional if guidance == 1.0 else Guided(conditional, denoiser(call), guidance)
 
     return denoisers
 
 
-def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
+def embedded(name: str, guidance: float = 1.0, device: str = "cpu", *, compiled: bool = False) -> Subject:
     """A model of the zoo as a subject, conditioned as in `by_seed`.
 
     Args:
         name: one of `zoo.names()`.
         guidance: scale w of classifier-free guidance.
         device: where to run it.
+        compiled: as in `by_seed`.
 
     Raises:
         ValueError: if the name is unknown or the scale negative.
@@ -71,7 +74,7 @@ def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
     _, schedule = PARAMETERISATIONS[type(network)]
     return Subject(
         name=name,
-        denoisers=by_seed(network, guidance),
+        denoisers=by_seed(network, guidance, compiled=compiled),
         schedule=schedule(network),
         shape=network.shape,
         features=RandomFeatures(network.shape[0]),
@@ -79,6 +82,7 @@ def embedded(name: str, guidance: float = 1.0, device: str = "cpu") -> Subject:
         device=torch.device(device),
         # A guided denoiser is another model: nothing is shipped for it.
         calibrations=partial(calibration, name) if guidance == 1.0 else no_calibration,
+        compiled=compiled,
     )
 
 
@@ -87,7 +91,7 @@ def no_calibration(solver: Solver, nfe: int) -> None:
 
 
 MODELS: dict[str, Callable[..., Subject]] = {name: partial(embedded, name) for name in zoo.names()}
-"""What the command line's `--model` takes: name → function of `guidance` and `device`."""
+"""What the command line's `--model` takes: name → function of `guidance`, `device` and `compiled`."""
 
 
 class InceptionPool:

@@ -21,8 +21,8 @@ class Outcome(NamedTuple):
     err: str
 
 
-def digits(guidance: float, device: str) -> Subject:
-    return subjects.subject()
+def digits(guidance: float, device: str, *, compiled: bool = False) -> Subject:
+    return dataclasses.replace(subjects.subject(), compiled=compiled)
 
 
 class Hungry(torch.nn.Module):
@@ -42,7 +42,7 @@ class Hungry(torch.nn.Module):
 
 
 def hungry(room: int) -> Callable[..., Subject]:
-    return lambda guidance, device: dataclasses.replace(
+    return lambda guidance, device, compiled=False: dataclasses.replace(
         subjects.subject(lambda solver, nfe: None), denoisers=lambda seeds: Hungry(room)
     )
 

@@ -84,9 +84,9 @@ def seeds(num: int, seed: int) -> range:
     return range(seed, seed + num)
 
 
-def subject(model: str, guidance: float, device_name: str) -> Subject:
+def subject(model: str, guidance: float, device_name: str, *, compiled: bool = False) -> Subject:
     """The model meant, on its device."""
-    return named("model", model, MODELS)(guidance=guidance, device=device(device_name))
+    return named("model", model, MODELS)(guidance=guidance, device=device(device_name), compiled=compiled)
 
 
 def with_calibrations(subject: Subject, paths: Sequence[Path], guidance: float) -> tuple[Subject, list[Calibration]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from steindiff.sealed import checksum
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 from steindiff.statistics import alone, share
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class Produced(NamedTuple):
@@ -47,6 +51,7 @@ def recipe(subject: Subject, solver: Solver, plan: Plan) -> dict[str, Any]:
         "levels": setting(plan.levels.levels),
         "schedule": {"kind": type(schedule).__name__, "sha256": checksum(setting(schedule))},
         "correction": setting(plan.correction),
+        "compiled": subject.compiled,
         "device": device_name(subject.device),
         "steindiff": __version__,
         "torch": str(torch.__version__),
@@ -117,10 +122,12 @@ def produce(
     todo = sorted([*condition.missing, *condition.damaged])
     made = sum(len(manifest.part(k)) for k in todo)
     begin(made)
+    parts = [part for k in todo for part in manifest.parts(k)]
+    states = ahead(lambda part: initial(part, subject, plan), parts)
     for k in todo:
         images = []
         for part in manifest.parts(k):
-            images.append(make(subject, solver, plan, part, k))
+            images.append(make(subject, solver, plan, part, k, next(states)))
             advance(len(part))
         first, last = k * shard_size, (k + 1) * shard_size
         # Only now, so that a run that never gets this far leaves the folder free for other settings.
@@ -130,8 +137,26 @@ def produce(
     return Produced(made, sum(len(manifest.part(k)) for k in condition.sound))
 
 
-def make(subject: Subject, solver: Solver, plan: Plan, seeds: range, k: int) -> Tensor:
-    """The images of one batch of shard k, uint8 `(B, C, H, W)` on the CPU.
+def ahead(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
+    """The function of every item in turn, the next one computed by a second thread while this one is used."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = None
+        for item in items:
+            here, coming = coming, thread.submit(function, item)
+            if here is not None:
+                yield here.result()
+        if coming is not None:
+            yield coming.result()
+
+
+def initial(seeds: range, subject: Subject, plan: Plan) -> Tensor:
+    """The noise a batch begins with, on the CPU; pinned where it is to go to a GPU, which then need not wait for it."""
+    x = noise(seeds, subject.shape, plan.levels[0])
+    return x.pin_memory() if subject.device.type == "cuda" else x
+
+
+def make(subject: Subject, solver: Solver, plan: Plan, seeds: range, k: int, x: Tensor) -> Tensor:
+    """The images of one batch of shard k from its initial noise `x`, uint8 `(B, C, H, W)` on the CPU.
 
     Raises:
         RuntimeError: if the network or a state became NaN or infinite, naming seeds and step.
@@ -139,7 +164,7 @@ def make(subject: Subject, solver: Solver, plan: Plan, seeds: range, k: int) -> 
     """
     place = f"shard {k}, seeds {seeds[0]} to {seeds[-1]}"
     try:
-        x = noise(seeds, subject.shape, plan.levels[0]).to(subject.device)
+        x = x.to(subject.device, non_blocking=True)
         with alone():  # the other processes are at other seeds
             out = sample(subject.denoisers(seeds), x, plan.levels, solver, plan.correction)
         return to_uint8(out.x).cpu()

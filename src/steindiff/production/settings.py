@@ -69,8 +69,8 @@ def _(value: Tensor) -> dict[str, Any]:
 
 @setting.register
 def _(value: Calibration) -> dict[str, Any]:
-    # The file rounds ρ; a calibration that was never written acts with all its digits.
-    return {"sha256": value.to_dict()["sha256"], "rho": checksum({"rho": value.rho})}
+    # The file rounds ρ and τ; a calibration that was never written acts with all its digits.
+    return {"sha256": value.to_dict()["sha256"], "digits": checksum({"rho": value.rho, "tau": value.tau})}
 
 
 @setting.register
