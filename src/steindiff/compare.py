@@ -340,7 +340,7 @@ class Comparison:
         subject: name of the model.
         solver: name of the solver.
         seeds: one for each image.
-        settings: what was asked for and what it ran on, by name.
+        settings: what was asked for, what it ran on and how long it took in all, by name.
         features: name of the features of the Fréchet distance.
         against: what they were compared with.
         rows: by method and number of evaluations; the many-step reference is last.
@@ -422,6 +422,7 @@ def compare(
     Raises:
         ValueError: if a number is not allowed; the message names it.
     """
+    begun = time.perf_counter()
     if not nfes:
         raise ValueError("nfe: got none, need at least one")
     if len(seeds) < 2:
@@ -483,7 +484,7 @@ def compare(
         subject=subject.name,
         solver=next((name for name, known in SOLVERS.items() if known == solver), repr(solver)),
         seeds=tuple(seeds),
-        settings=dict(settings or {}),
+        settings={**(settings or {}), "seconds in all": round(time.perf_counter() - begun, 1)},
         features=subject.features.name,
         against="real images" if subject.reference else "the many-step samples",
         rows=tuple(rows),

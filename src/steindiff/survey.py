@@ -187,6 +187,11 @@ class Survey:
         """Root mean square of the samples, the scale σ/α is compared with."""
         return float(mean(self.samples.double().square().flatten(1).mean(1)).sqrt())
 
+    @property
+    def strongest(self) -> float:
+        """Root energy of the samples' strongest band, per coefficient: noise far above it hides everything."""
+        return float(mean(self.self_energy()).max().sqrt())
+
     def grid(self, power: float = 0.2) -> Stein:
         """The Stein grid that follows from the stations; it ends where the trajectory did."""
         knots = [(station.level.lam, max(station.cost(), 1e-12)) for station in self.stations]
@@ -201,11 +206,16 @@ def visible(schedule: Schedule) -> bool:
     return schedule.ratio_min > 1.0 / 255.0
 
 
+def begun(schedule: Schedule, ratio: float) -> Schedule:
+    """The schedule, begun at σ/α = `ratio` where it begins above that."""
+    if schedule.ratio_max <= ratio:
+        return schedule
+    return replace(schedule, t_max=schedule.time(-math.log(ratio)))  # type: ignore[type-var]
+
+
 def measurable(schedule: Schedule) -> Schedule:
     """The schedule, begun at σ/α = 500 where it begins at pure noise (a flow): there x says nothing about x*."""
-    if schedule.level(schedule.t_max).alpha > 0.0:
-        return schedule
-    return replace(schedule, t_max=schedule.time(-math.log(500.0)))  # type: ignore[type-var]
+    return schedule if schedule.level(schedule.t_max).alpha > 0.0 else begun(schedule, 500.0)
 
 
 def survey(
