@@ -49,10 +49,7 @@ class Directions(ABC):
         self.check(num)
         offset, total = shard(x)
         rows = [self.fill((total, *x.shape[1:]), x.dtype, generator)[offset : offset + len(x)] for _ in range(num)]
-        v = torch.stack(rows)
-        if x.device.type == "cuda" and v.device.type == "cpu":
-            v = v.pin_memory()  # else the copy waits for all that was asked of the device before
-        return v.to(x.device, non_blocking=True)
+        return torch.stack(rows).to(x.device, non_blocking=True)  # from the CPU it is staged: nothing waits for it
 
 
 @dataclass(frozen=True)
