@@ -231,6 +231,7 @@ def calibrate(
             "seed": measured.seeds[0],
             "samples": len(measured.seeds),
             "grid": type(recipe.grid).__name__ if recipe.grid else f"Stein, power {power}",
+            "start": None if how == repr(Plain()) else recipe.start,
             "fit": how,
             "network_calls": measured.network_calls + spent,
             "backward_passes": measured.backward_passes,

@@ -19,6 +19,7 @@ from steindiff.survey import survey
 EXAMPLES = (
     "steindiff calibrate --nfe 5 --out calibrations",
     "steindiff calibrate --solver dpmpp-3m --nfe 4,5,6,8 --num 512 --device cuda --batch 256 --out calibrations",
+    "steindiff calibrate --nfe 3,4,5 --start 2 --out late",
     "steindiff calibrate --guidance 2 --nfe 6 --out guided",
     "torchrun --nproc_per_node=8 -m -- steindiff.cli calibrate --num 512 --batch 64 --out calibrations",
 )
@@ -38,6 +39,13 @@ def command(
     guidance: options.Guidance = 1.0,
     batch: options.Batch = 16,
     power: Annotated[float, typer.Option(help="Exponent of the Stein grid; 0 is the log-SNR grid.")] = 0.2,
+    start: Annotated[
+        float | None,
+        typer.Option(
+            help="Begin where the noise is so many times the model's strongest band, not at the schedule's largest "
+            "level; 2 pays up to 5 evaluations."
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Measure a model once, so that sampling with few evaluations loses less; replaying costs nothing.
@@ -49,7 +57,7 @@ def command(
     chosen = named("solver", solver, SOLVERS)
     seeds = options.seeds(num, seed)
     subject = options.subject(model, guidance, device)
-    recipe = Recipe(power=power)
+    recipe = Recipe(power=power, start=start)
     folder(out)
     written = []
     with progress() as bar:
