@@ -65,8 +65,9 @@ FITS: dict[str, Fit] = {
 class Cell:
     """One number of the table: a solver on a grid, corrected or not, at a budget.
 
-    Options: `power` of the Stein grid; `start` of the run, in root energies of the strongest band; `seeds` of the
-    calibration; one `band` for all frequencies; `probed` samples and `probes` on each.
+    Options: `power` of the Stein grid; `start` of the run, in root energies of the strongest band; `within` what the
+    plain solver is kept; `seeds` of the calibration; one `band` for all frequencies; `probed` samples and `probes` on
+    each.
     """
 
     solver: str
@@ -266,12 +267,15 @@ def ablation() -> list[Cell]:
         {"band": 1},
         {"probed": 8, "probes": 1},
     ]
+    forced = {"within": 0.0}  # corrected where the plain solver would be kept
     main = ("energy alone, self M", "energy alone, Stein M", "alignment alone")
     cells = [Cell("dpmpp-2m", 5), Cell("dpmpp-2m", 8)]  # the Stein grid alone
     cells += [Cell("dpmpp-2m", nfe, correction=name) for nfe in (5, 8) for name in main]
     cells += [Cell("dpmpp-2m", 5, grid, "calibrated") for grid in GRIDS_COMPARED]
     cells += [Cell("dpmpp-2m", 5, correction=name) for name in FITS if name not in ("calibrated", *main)]
-    return [*cells, *(Cell("dpmpp-2m", 5, correction="calibrated", options=change) for change in options)]
+    cells += [Cell("dpmpp-2m", 5, correction="calibrated", options=change) for change in options]
+    strong = ("dpmpp-3m", "unipc-bh1-3", "ipndm-4")
+    return [*cells, *(Cell(solver, nfe, "stein", "calibrated", forced) for solver in strong for nfe in (15, 20))]
 
 
 PLANS: dict[str, Callable[[], list[Cell]]] = {

@@ -225,6 +225,24 @@ def test_a_solver_as_good_as_the_survey_is_kept_as_it_is(name: str):
     assert spent == [20, 8, 20]
 
 
+@schedules
+def test_a_late_start_is_measured_in_root_energies_of_the_strongest_band(name: str, tmp_path):
+    schedule, measured, model = SCHEDULES[name], MEASURED[name], Spectral()
+    assert measured.strongest == pytest.approx(float(SPECTRUM.max().sqrt()), rel=0.1)
+    facts = {"measured": measured, "batch": 4000, "dtype": FLOAT}
+    found = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=3.0, within=0), **facts)
+    assert found.levels[0].ratio == pytest.approx(3.0 * measured.strongest)
+    assert (found.levels.schedule, found.nfe, found.settings["start"]) == (schedule, 4, 3.0)
+    found.save(tmp_path / "late.json")
+    assert Calibration.load(tmp_path / "late.json").levels == found.levels
+    x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
+    replayed = energies(sample(model, x, found.levels, DDIM(), Replay(found)).x)
+    torch.testing.assert_close(replayed, SPECTRUM, rtol=0.15, atol=0)
+    # Beyond the schedule's own first level there is nothing to begin with.
+    whole = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=math.inf, within=0), **facts)
+    assert whole.levels[0] == schedule.level(schedule.t_max)
+
+
 def test_mismatch_is_a_share_of_energy_and_a_gap_in_its_logarithm():
     goal = torch.randn(500, 1, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
     assert mismatch(BASIS, goal, goal) == 0.0
@@ -427,6 +445,7 @@ def test_parts_of_a_batch_go_to_their_own_denoisers():
         (lambda: Stein(((0.0, 1.0), (1.0, -1.0))), "cost finite and > 0"),
         (lambda: Stein(((0.0, 1.0), (1.0, 1.0)), power=-1), "power = -1"),
         (lambda: Recipe(within=-1), "within = -1: allowed are numbers >= 0"),
+        (lambda: Recipe(start=0.0), "start = 0.0: allowed are numbers > 0, and None"),
         (lambda: Recipe(within=math.nan), "within = nan"),
         (lambda: Balance(BASIS, torch.ones(3)), r"energy: shape \(3,\)"),
         (lambda: Balance(BASIS, torch.ones(1, 12), bound=0.5), "bound = 0.5"),

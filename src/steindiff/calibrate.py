@@ -115,8 +115,8 @@ class Recipe:
         probed: on how many of its samples, at most.
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
-        start: begin where σ/α is so many times the root energy of the samples' strongest band, and no later step is
-            spent on noise that hides everything; None: where the schedule begins.
+        start: begin where σ/α is so many times the root energy of the samples' strongest band, so that no evaluation is
+            spent on noise that hides everything; None: where the schedule begins. Pays up to 5 evaluations.
         grid: another grid instead of the Stein grid; no derivatives are taken then, unless a `fit` is given.
         fit: how to correct; default `ByAlignment()`.
         within: keep the plain solver if it ends no further than this from the trajectory (`mismatch`); 0: never.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -513,6 +514,17 @@ def test_solvers_without_a_scheduler_are_refused(solver: Any):
 def test_heun_on_flow_is_refused():
     with pytest.raises(ValueError, match="Heun knows no flow matching"):
         ours.calibrate(tiny.flux(), nfe=5, solver=Heun(), **QUICK, **CASES["flux"].call)
+
+
+def test_a_late_start_where_the_host_can_begin_there():
+    effort = {**QUICK, "recipe": replace(BRIEF, start=0.01)}  # the samples of random networks are large
+    with pytest.raises(ValueError, match=r"recipe.start = 0.01: allowed is None"):
+        ours.calibrate(tiny.flux(), nfe=4, **effort, **CASES["flux"].call)
+    pipe = tiny.ddpm()
+    calibration = ours.calibrate(pipe, nfe=4, batch_size=1, **effort)
+    assert calibration.levels[0].ratio < 0.5 * ours.calibrate(pipe, nfe=4, batch_size=1, **QUICK).levels[0].ratio
+    with ours.stabilize(pipe, calibration):
+        assert np.isfinite(pipe(batch_size=1, num_inference_steps=4, output_type="np").images).all()
 
 
 def test_unipc_bh1_to_zero_is_refused():

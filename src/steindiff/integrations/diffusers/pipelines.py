@@ -168,6 +168,10 @@ def calibrate(
         call["prompt"] = list(prompts)
     solver = solver or default_solver(pipe.scheduler)
     captured = capture(pipe, scheduler_for(pipe.scheduler, solver), **call)
+    if recipe.start is not None and isinstance(captured.family, FlowMatching):
+        raise ValueError(
+            f"recipe.start = {recipe.start}: allowed is None; pipelines of flow models begin at pure noise"
+        )
     with frozen(network_of(pipe)):
         measured = survey(
             captured.denoiser,
