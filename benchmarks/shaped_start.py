@@ -130,9 +130,8 @@ def main() -> None:
     network = load("cifar10", device=args.device).to(dtype).to(memory_format=torch.channels_last)
     bench = Bench(network, args.inception or datasets.inception(), args.device, args.samples, args.batch, args.tf32)
     starts = Starts(bench)
-    Records(args.out).measure(
-        CELLS, partial(identity, samples=args.samples), partial(run, bench, starts), time.monotonic() + args.seconds
-    )
+    until = time.monotonic() + args.seconds
+    Records(args.out).measure(CELLS, partial(identity, samples=args.samples), partial(run, bench, starts), until)
 
 
 if __name__ == "__main__":
