@@ -179,6 +179,7 @@ def then_interrupt(*args):
     os.kill(os.getpid(), signal.SIGINT)
 
 write, making.write = making.write, then_interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 sys.exit(run(sys.argv[1:]))
 """
 
