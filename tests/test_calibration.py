@@ -238,9 +238,19 @@ def test_a_late_start_is_measured_in_root_energies_of_the_strongest_band(name: s
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
     replayed = energies(sample(model, x, found.levels, DDIM(), Replay(found)).x)
     torch.testing.assert_close(replayed, SPECTRUM, rtol=0.15, atol=0)
-    # Beyond the schedule's own first level there is nothing to begin with.
-    whole = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=math.inf, within=0), **facts)
-    assert whole.levels[0] == schedule.level(schedule.t_max)
+    with pytest.raises(ValueError, match=r"start = 1e-09: sigma/alpha = .* is below the schedule's smallest"):
+        calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=1e-9), **facts)
+    if math.isfinite(schedule.ratio_max):  # beyond the schedule's own first level there is nothing to begin with
+        whole = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=1e9, within=0), **facts)
+        assert (whole.levels[0], whole.settings["start"]) == (schedule.level(schedule.t_max), None)
+
+
+def test_energy_alone_needs_no_trajectory_to_the_end_of_its_grid():
+    """The survey ends at the smallest σ and the grid at 0: there is nothing to compare the plain run with."""
+    facts = {"measured": MEASURED["edm"], "batch": 4000, "dtype": FLOAT}
+    assert MEASURED["edm"].path.levels[-1].sigma > 0.0
+    found = calibrate(Spectral(), DDIM(), EDM(), 4, (1, 12), recipe=Recipe(grid=GRIDS["edm"], fit=ByEnergy()), **facts)
+    assert any(found.rho)
 
 
 def test_mismatch_is_a_share_of_energy_and_a_gap_in_its_logarithm():
@@ -445,7 +455,8 @@ def test_parts_of_a_batch_go_to_their_own_denoisers():
         (lambda: Stein(((0.0, 1.0), (1.0, -1.0))), "cost finite and > 0"),
         (lambda: Stein(((0.0, 1.0), (1.0, 1.0)), power=-1), "power = -1"),
         (lambda: Recipe(within=-1), "within = -1: allowed are numbers >= 0"),
-        (lambda: Recipe(start=0.0), "start = 0.0: allowed are numbers > 0, and None"),
+        (lambda: Recipe(start=0.0), "start = 0.0: allowed are finite numbers > 0, and None"),
+        (lambda: Recipe(start=math.inf), "start = inf: allowed are finite numbers"),
         (lambda: Recipe(within=math.nan), "within = nan"),
         (lambda: Balance(BASIS, torch.ones(3)), r"energy: shape \(3,\)"),
         (lambda: Balance(BASIS, torch.ones(1, 12), bound=0.5), "bound = 0.5"),

@@ -2,6 +2,7 @@ r"""Stein calibration: measure once where to step and what leads each step arigh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -116,7 +117,7 @@ class Recipe:
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
         start: begin where σ/α is so many times the root energy of the samples' strongest band, so that no evaluation is
-            spent on noise that hides everything; None: where the schedule begins. Pays up to 5 evaluations.
+            spent on noise that hides everything; None: where the schedule begins. Pays for few evaluations.
         grid: another grid instead of the Stein grid; no derivatives are taken then, unless a `fit` is given.
         fit: how to correct; default `ByAlignment()`.
         within: keep the plain solver if it ends no further than this from the trajectory (`mismatch`); 0: never.
@@ -133,8 +134,8 @@ class Recipe:
     within: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.start is not None and not self.start > 0:
-            raise ValueError(f"start = {self.start}: allowed are numbers > 0, and None")
+        if self.start is not None and not 0 < self.start < math.inf:
+            raise ValueError(f"start = {self.start}: allowed are finite numbers > 0, and None")
         if not self.within >= 0:
             raise ValueError(f"within = {self.within}: allowed are numbers >= 0")
 
@@ -171,8 +172,8 @@ def calibrate(
     coarse trajectory is run once and corrected, each step seeing the states the corrected steps before it made.
 
     With enough evaluations a good solver is as near to the trajectory as the trajectory is to the truth, and there is
-    nothing left to correct. So the plain solver is run first, evenly in log-SNR; where it ends `within` the trajectory,
-    that run is the calibration.
+    nothing left to correct. So the plain solver is run first, evenly in log-SNR or on the recipe's own grid; where it
+    ends `within` the trajectory, that run is the calibration.
 
     Args:
         denoiser: D(x, level), or a function from seeds to the denoiser of those samples.
@@ -208,13 +209,15 @@ def calibrate(
         x = noise(measured.own, shape, levels[0], dtype).to(device)
         return sample(whole, x, levels, solver, correction, callback=callback)
 
+    late = schedule if recipe.start is None else begun(schedule, recipe.start * measured.strongest)
+    if not late.ratio_max > late.ratio_min:
+        raise ValueError(f"start = {recipe.start}: sigma/alpha = {late.ratio_max:.4g} is below the schedule's smallest")
     levels = solver.levels(recipe.grid or measured.grid(0.0), schedule, nfe)
-    rows, how, power = [StepRow()] * levels.steps, repr(Plain()), 0.0
-    if recipe.within == 0 or recipe.within < mismatch(
-        measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])
-    ):
+    rows, how, power, start = [StepRow()] * levels.steps, repr(Plain()), 0.0, None
+    checked = recipe.within > 0 and measured.path.reaches(levels[-1])
+    if not checked or recipe.within < mismatch(measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])):
         fit, power = recipe.fit or ByAlignment(), recipe.power
-        late = schedule if recipe.start is None else begun(schedule, recipe.start * measured.strongest)
+        start = None if late is schedule else recipe.start
         levels = Levels(solver.levels(recipe.grid or measured.grid(power), late, nfe).levels, schedule)
         rows, how = [step_row(found) for found in run(levels, fit(measured)).statistics], repr(fit)
     spent = int(total(torch.tensor(whole.calls - calls)))
@@ -231,7 +234,7 @@ def calibrate(
             "seed": measured.seeds[0],
             "samples": len(measured.seeds),
             "grid": type(recipe.grid).__name__ if recipe.grid else f"Stein, power {power}",
-            "start": None if how == repr(Plain()) else recipe.start,
+            "start": start,
             "fit": how,
             "network_calls": measured.network_calls + spent,
             "backward_passes": measured.backward_passes,

@@ -115,18 +115,25 @@ class Path:
     states: tuple[Tensor, ...]
     denoised: tuple[Tensor, ...]
 
+    def reaches(self, level: Level) -> bool:
+        """Whether the trajectory passes or ends at that level."""
+        ratios = [known.ratio for known in self.levels]
+        if any(math.isclose(ratio, level.ratio, rel_tol=1e-9) for ratio in ratios):
+            return True
+        return min(ratio for ratio in ratios if ratio > 0.0) < level.ratio < ratios[0]
+
     def __call__(self, level: Level) -> Tensor:
         """The states at `level`, `(N, *)`.
 
         Raises:
             ValueError: if the trajectory does not reach that level.
         """
+        if not self.reaches(level):
+            raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
         ratios = [known.ratio for known in self.levels]
         for known, ratio in zip(self.states, ratios, strict=True):
             if math.isclose(ratio, level.ratio, rel_tol=1e-9):
                 return known
-        if not min(ratio for ratio in ratios if ratio > 0.0) < level.ratio < ratios[0]:
-            raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
         i = max(k for k, ratio in enumerate(ratios) if ratio > level.ratio)
         s, e = self.levels[i], self.levels[i + 1]
         start, end = s.alpha / s.sigma, e.alpha / e.sigma

@@ -66,6 +66,20 @@ def test_a_calibrated_pipeline_gives_the_images_of_our_loop(guidance: float):
     assert float((images - plain).norm() / plain.norm()) > 0.01
 
 
+@pytest.mark.parametrize("nfe", [3, 4, 5])
+def test_a_shipped_calibration_makes_the_same_images_in_a_pipeline(nfe: int):
+    """Those for three and four evaluations begin late, and the pipeline with them."""
+    subject = embedded("cifar10")
+    calibration = subject.calibrations(DPMSolverMultistep(2), nfe)
+    assert (calibration.levels[0].sigma < 79.0) == (nfe < 5)
+    pipe = quiet(ours.export(zoo.load("cifar10"), calibration))
+    unit = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))
+    images = pipe([0, 1], latents=unit, num_inference_steps=nfe, output_type="latent").images
+    x = unit * calibration.levels[0].sigma
+    mine = sample(subject.denoisers([0, 1]), x, calibration.levels, calibration.solver, Replay(calibration)).x
+    assert float((images - mine).norm() / mine.norm()) < 2e-3
+
+
 def test_a_calibration_made_without_a_pipeline_goes_with_it(tmp_path):
     """It is put into the scheduler, saved with the pipeline, and checked against model and guidance."""
     subject = embedded("fashion")

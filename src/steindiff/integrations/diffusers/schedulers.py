@@ -45,9 +45,13 @@ from steindiff.levels import Level, Levels
 from steindiff.probes.analytic import Analytic
 from steindiff.solvers import Solver
 from steindiff.statistics import PerSample
+from steindiff.survey import measurable
 from steindiff.tableau import Proposal, Row, Step, Tableau
 
 logger = logging.get_logger(__name__)
+
+UNIT_NOISE = 0.99
+"""Hosts whose first state is unit noise whatever the schedule may begin where σ is no less than this."""
 
 PUBLIC = "steindiff.integrations.diffusers"
 """Where the classes say they live: pipelines record it and look for `SchedulerMixin` there when they are loaded."""
@@ -119,6 +123,7 @@ class Corrected:
     _stein_guard: Guard | None = None
     _stein_denoised: tuple[Tensor, ...] = ()
     _stein_warned: bool = False
+    _stein_stock_noise: Any = None
 
     # What the stock class provides.
     config: Any
@@ -143,6 +148,20 @@ class Corrected:
         check_fit(self, calibration, solver)
         self._stein_calibration = calibration
         self._stein_rule = Replay(calibration)
+
+    @property
+    def init_noise_sigma(self) -> Any:
+        """What pipelines multiply unit noise with: the stock value, or what a calibration that begins late needs."""
+        if self._stein_calibration is not None and begins_late(self, self._stein_calibration):
+            first = self._stein_calibration.levels[0]
+            return first.sigma / self._stein_unit(first)
+        if self._stein_stock_noise is not None:
+            return self._stein_stock_noise
+        return super().init_noise_sigma  # type: ignore[misc]
+
+    @init_noise_sigma.setter
+    def init_noise_sigma(self, value: Any) -> None:
+        self._stein_stock_noise = value
 
     def _stein_unit(self, level: Level) -> float:
         """What the host's state must be multiplied with to give x."""
@@ -219,6 +238,11 @@ def impose(scheduler: Any, levels: Levels, device: Any) -> None:
     scheduler.sigmas = torch.cat([sigmas[:1], sigmas[1:-1].repeat_interleave(scheduler.order), sigmas[-1:]])
 
 
+def begins_late(scheduler: Any, calibration: Calibration) -> bool:
+    """Whether a calibration begins below the first level of the scheduler's schedule."""
+    return calibration.levels[0].ratio < 0.99 * measurable(family_of(scheduler).schedule).ratio_max
+
+
 def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
     """Refuse a calibration of another solver or another forward process than the scheduler's.
 
@@ -236,6 +260,12 @@ def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
                 f"sigma = {level.sigma:.4g}, but this {type(family).__name__} scheduler has {meant.alpha:.4g}, "
                 f"{meant.sigma:.4g}"
             )
+    scales = hasattr(type(scheduler).stock, "init_noise_sigma")
+    if begins_late(scheduler, calibration) and not scales and levels[0].sigma < UNIT_NOISE:
+        raise ValueError(
+            f"stein_calibration: it begins at sigma = {levels[0].sigma:.4g}, but pipelines begin with unit noise here; "
+            f"allowed is sigma >= {UNIT_NOISE}"
+        )
     ends = "zero" if levels[-1].sigma == 0.0 else "sigma_min"
     expected = scheduler.config.get("final_sigmas_type", "zero")
     if ends != expected:
