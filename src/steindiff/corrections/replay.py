@@ -1,4 +1,4 @@
-r"""Replaying a calibration: no derivative, no extra network call, a few cosine transforms a step."""
+r"""Replaying a calibration: no derivative, no extra network call, two cosine transforms a step."""
 
 from __future__ import annotations
 

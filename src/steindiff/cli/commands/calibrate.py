@@ -43,7 +43,7 @@ def command(
         float | None,
         typer.Option(
             help="Begin where the noise is so many times the model's strongest band, not at the schedule's largest "
-            "level; 2 pays up to 5 evaluations."
+            "level; 2 pays for 5 evaluations and fewer."
         ),
     ] = None,
     json: options.Json = False,
