@@ -127,7 +127,7 @@ def produce(
     for k in todo:
         images = []
         for part in manifest.parts(k):
-            images.append(make(subject, solver, plan, part, k, next(states)))
+            images.append(make(subject, solver, plan, part, k, states))
             advance(len(part))
         first, last = k * shard_size, (k + 1) * shard_size
         # Only now, so that a run that never gets this far leaves the folder free for other settings.
@@ -155,8 +155,8 @@ def initial(seeds: range, subject: Subject, plan: Plan) -> Tensor:
     return x.pin_memory() if subject.device.type == "cuda" else x
 
 
-def make(subject: Subject, solver: Solver, plan: Plan, seeds: range, k: int, x: Tensor) -> Tensor:
-    """The images of one batch of shard k from its initial noise `x`, uint8 `(B, C, H, W)` on the CPU.
+def make(subject: Subject, solver: Solver, plan: Plan, seeds: range, k: int, states: Iterator[Tensor]) -> Tensor:
+    """The images of one batch of shard k from the next initial noise, uint8 `(B, C, H, W)` on the CPU.
 
     Raises:
         RuntimeError: if the network or a state became NaN or infinite, naming seeds and step.
@@ -164,7 +164,7 @@ def make(subject: Subject, solver: Solver, plan: Plan, seeds: range, k: int, x: 
     """
     place = f"shard {k}, seeds {seeds[0]} to {seeds[-1]}"
     try:
-        x = x.to(subject.device, non_blocking=True)
+        x = next(states).to(subject.device, non_blocking=True)
         with alone():  # the other processes are at other seeds
             out = sample(subject.denoisers(seeds), x, plan.levels, solver, plan.correction)
         return to_uint8(out.x).cpu()
