@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
@@ -123,6 +123,7 @@ ARRAYS = st.sampled_from(
 
 
 @settings(max_examples=150, deadline=None)
+@example(count=np.float64(2.0**64), mean=np.ones(1, np.float32), covariance=np.ones(1, np.float32))  # found by fuzzing
 @given(count=ARRAYS | st.integers(-3, 5).map(np.int64) | st.floats().map(np.float64), mean=ARRAYS, covariance=ARRAYS)
 def test_fuzzed_arrays_of_statistics_are_read_or_refused(place: Path, count, mean, covariance):
     path = place / "arrays.npz"

@@ -12,6 +12,8 @@ from steindiff.files import atomic
 from steindiff.metrics.frechet import Moments
 
 FOLDER = Path(__file__).parent / "reference"
+MOST = 2**53
+"""More samples than float64 can count cannot have been measured."""
 """The statistics that ship with the package."""
 
 
@@ -47,8 +49,8 @@ def read(path: Path) -> Moments:
     if mean.shape != (size,) or upper.shape != (size * (size + 1) // 2,):
         raise RuntimeError(f"reference statistics {path}: covariance {upper.shape} does not fit mean {mean.shape}")
     sound = mean.dtype == upper.dtype == np.float32 and np.isfinite(mean).all() and np.isfinite(upper).all()
-    if not sound or not size or count < 2:
-        raise RuntimeError(f"reference statistics {path}: count = {count}, need >= 2, and finite float32 numbers")
+    if not sound or not size or not 2 <= count <= MOST:
+        raise RuntimeError(f"reference statistics {path}: count = {count}, need 2 to 2^53, and finite float32 numbers")
     covariance = np.zeros((size, size))
     covariance[np.triu_indices(size)] = upper
     covariance += np.triu(covariance, 1).T
