@@ -12,9 +12,9 @@ from steindiff.files import atomic
 from steindiff.metrics.frechet import Moments
 
 FOLDER = Path(__file__).parent / "reference"
+"""The statistics that ship with the package."""
 MOST = 2**53
 """More samples than float64 can count cannot have been measured."""
-"""The statistics that ship with the package."""
 
 
 def save(path: Path, moments: Moments) -> None:
