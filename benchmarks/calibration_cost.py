@@ -18,7 +18,6 @@ from recording import Records, machine
 from steindiff import SOLVERS
 from steindiff.calibrate import calibrate
 from steindiff.subjects import embedded
-from steindiff.survey import survey
 
 SEEDS = range(10**6, 10**6 + 64)
 
@@ -35,10 +34,8 @@ def main() -> None:
         begun = time.monotonic()
         subject = embedded("cifar10", device=args.device)
         facts = {"batch": batch, "device": args.device}
-        measured = survey(subject.denoisers, subject.schedule, subject.shape, seeds=SEEDS, **facts)
-        made = calibrate(
-            subject.denoisers, SOLVERS["dpmpp-2m"], subject.schedule, 5, subject.shape, measured=measured, **facts
-        )
+        solver, shape = SOLVERS["dpmpp-2m"], subject.shape
+        made = calibrate(subject.denoisers, solver, subject.schedule, 5, shape, seeds=SEEDS, **facts)
         seconds = time.monotonic() - begun  # what was measured is on the CPU now: nothing is left running
         costs = {name: made.settings[name] for name in ("seed", "samples", "network_calls", "backward_passes")}
         record = {"model": "cifar10", "solver": "dpmpp-2m", "nfe": 5, "run": run, "batch": batch, **costs}

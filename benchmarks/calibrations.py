@@ -14,7 +14,7 @@ import time
 import torch
 
 from steindiff import SOLVERS
-from steindiff.calibrate import calibrate
+from steindiff.calibrate import Recipe, calibrate
 from steindiff.subjects import MODELS
 from steindiff.survey import survey
 from steindiff.zoo import names
@@ -41,7 +41,7 @@ def main() -> None:
         subject.denoisers,
         subject.schedule,
         subject.shape,
-        seeds=seeds,
+        **Recipe().survey(seeds),
         batch=args.batch,
         device=args.device,
     )

@@ -37,6 +37,7 @@ from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
 from steindiff.pixels import to_uint8
 from steindiff.schedules import EDM
+from steindiff.solvers import Solver
 from steindiff.survey import Survey, begun, survey
 from steindiff.zoo import load
 
@@ -58,6 +59,8 @@ FITS: dict[str, Fit] = {
     "unweighted": ByAlignment(tail=1e9),
 }
 """What a record's `correction` may be, beside "none"."""
+Begin = Callable[[Tensor, Sequence[int]], Tensor]
+"""Unit noise `(B, C, H, W)` and its seeds to the states a run begins with."""
 
 
 @dataclass(frozen=True)
@@ -175,14 +178,20 @@ class Bench:
             calibration.save(self.calibrations / f"cifar10-{cell.solver}-{cell.nfe}{changes}.json")
         return calibration.levels, Replay(calibration)
 
-    def images(self, cell: Cell, spent: dict[str, int]) -> Iterator[Tensor]:
-        levels, correction = self.plan(cell)
+    def sampled(
+        self, solver: Solver, levels: Levels, correction: Correction, spent: dict[str, int], begin: Begin | None = None
+    ) -> Iterator[Tensor]:
+        """The images of all seeds, as bytes in parts of 500; `spent` is told what one batch cost."""
         for start in range(0, self.samples, self.batch):
             seeds = range(start, min(start + self.batch, self.samples))
-            x = self.unit_noise[seeds.start : seeds.stop] * levels[0].sigma
-            out = sample(self.denoiser(self.network, seeds), x, levels, SOLVERS[cell.solver], correction)
+            unit = self.unit_noise[seeds.start : seeds.stop]
+            x = unit * levels[0].sigma if begin is None else begin(unit, seeds)
+            out = sample(self.denoiser(self.network, seeds), x, levels, solver, correction)
             spent.update(nfe=out.nfe, network_calls=out.network_calls, backward_passes=out.backward_passes)
             yield from to_uint8(out.x).split(500)
+
+    def images(self, cell: Cell, spent: dict[str, int]) -> Iterator[Tensor]:
+        return self.sampled(SOLVERS[cell.solver], *self.plan(cell), spent)
 
     def run(self, cell: Cell) -> dict[str, Any]:
         begun = time.monotonic()

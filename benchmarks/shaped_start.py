@@ -12,7 +12,7 @@ or "classes" (one for each). The alignment is fitted from the same states. Write
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -28,7 +28,6 @@ from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.levels import Level
 from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.pixels import to_uint8
 from steindiff.schedules import EDM
 from steindiff.survey import conditioned
 from steindiff.zoo import load
@@ -103,17 +102,9 @@ def run(bench: Bench, starts: Starts, cell: Cell) -> dict[str, Any]:
         (1.0,) * levels.steps,
         tau=tuple(row.tau for row in rows),
     )
-    replay, spent = Replay(calibration), {}
-
-    def images() -> Iterator[Tensor]:
-        for first in range(0, bench.samples, bench.batch):
-            seeds = range(first, min(first + bench.batch, bench.samples))
-            x = starts(cell, bench.unit_noise[seeds.start : seeds.stop], seeds)
-            out = sample(bench.denoiser(bench.network, seeds), x, levels, SOLVER, replay)
-            spent.update(nfe=out.nfe, network_calls=out.network_calls, backward_passes=out.backward_passes)
-            yield from to_uint8(out.x).split(500)
-
-    fid = frechet_distance(bench.reference, Moments.stream(images(), bench.features))
+    spent: dict[str, int] = {}
+    images = bench.sampled(SOLVER, levels, Replay(calibration), spent, partial(starts, cell))
+    fid = frechet_distance(bench.reference, Moments.stream(images, bench.features))
     record = {**identity(cell, bench.samples), **spent, "seed": 0, "fid": round(fid, 3), "tf32": bench.tf32}
     return {**record, "seconds": round(time.monotonic() - begun, 1), **machine(bench.device)}
 

@@ -115,12 +115,15 @@ class Path:
     states: tuple[Tensor, ...]
     denoised: tuple[Tensor, ...]
 
+    def _visit(self, level: Level) -> int | None:
+        """Which of the levels visited it is; None where it is none of them."""
+        same = (k for k, known in enumerate(self.levels) if math.isclose(known.ratio, level.ratio, rel_tol=1e-9))
+        return next(same, None)
+
     def reaches(self, level: Level) -> bool:
         """Whether the trajectory passes or ends at that level."""
-        ratios = [known.ratio for known in self.levels]
-        if any(math.isclose(ratio, level.ratio, rel_tol=1e-9) for ratio in ratios):
-            return True
-        return min(ratio for ratio in ratios if ratio > 0.0) < level.ratio < ratios[0]
+        finest = min(known.ratio for known in self.levels if known.sigma > 0.0)
+        return self._visit(level) is not None or finest < level.ratio < self.levels[0].ratio
 
     def __call__(self, level: Level) -> Tensor:
         """The states at `level`, `(N, *)`.
@@ -130,11 +133,9 @@ class Path:
         """
         if not self.reaches(level):
             raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
-        ratios = [known.ratio for known in self.levels]
-        for known, ratio in zip(self.states, ratios, strict=True):
-            if math.isclose(ratio, level.ratio, rel_tol=1e-9):
-                return known
-        i = max(k for k, ratio in enumerate(ratios) if ratio > level.ratio)
+        if (k := self._visit(level)) is not None:
+            return self.states[k]
+        i = max(k for k, known in enumerate(self.levels) if known.ratio > level.ratio)
         s, e = self.levels[i], self.levels[i + 1]
         start, end = s.alpha / s.sigma, e.alpha / e.sigma
         width = end - start
