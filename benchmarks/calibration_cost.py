@@ -16,8 +16,8 @@ import torch
 
 from recording import Records, machine
 from steindiff import SOLVERS
-from steindiff.calibrate import calibrate
-from steindiff.subjects import embedded
+from steindiff.calibrating import calibrate
+from steindiff.models import embedded
 
 SEEDS = range(10**6, 10**6 + 64)
 

@@ -14,9 +14,9 @@ import time
 import torch
 
 from steindiff import SOLVERS
-from steindiff.calibrate import Recipe, calibrate
-from steindiff.subjects import MODELS
-from steindiff.survey import survey
+from steindiff.calibrating import Recipe, calibrate
+from steindiff.models import MODELS
+from steindiff.reference_run import reference_run
 from steindiff.zoo import names
 from steindiff.zoo.shipped import location
 
@@ -37,11 +37,11 @@ def main() -> None:
     begun = time.monotonic()
     subject = MODELS[args.model](device=args.device)
     seeds = range(SEEDS, SEEDS + args.samples)
-    measured = survey(
+    measured = reference_run(
         subject.denoisers,
         subject.schedule,
         subject.shape,
-        **Recipe().survey(seeds),
+        **Recipe().reference_run(seeds),
         batch=args.batch,
         device=args.device,
     )

@@ -8,9 +8,9 @@ Writes one small file per embedded model to the package.
 from __future__ import annotations
 
 from steindiff import datasets, zoo
-from steindiff.compare import RandomFeatures
+from steindiff.comparison import RandomFeatures
 from steindiff.metrics import Moments, references
-from steindiff.subjects import MOMENTS
+from steindiff.models import MOMENTS
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from recording import Records, machine, options
 from steindiff import GRIDS, SOLVERS, datasets, noise, sample
 from steindiff.bases import Identity
-from steindiff.calibrate import ByAlignment, ByEnergy, Fit, Recipe, SteinEnergy, calibrate
+from steindiff.calibrating import ByAlignment, ByEnergy, Fit, Recipe, SteinEnergy, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections import Correction
 from steindiff.corrections.plain import Plain
@@ -36,9 +36,9 @@ from steindiff.metrics import references
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
 from steindiff.pixels import to_uint8
+from steindiff.reference_run import ReferenceRun, reference_run
 from steindiff.schedules import EDM
 from steindiff.solvers import Solver
-from steindiff.survey import Survey, begun, survey
 from steindiff.zoo import load
 
 CALIBRATION_SEEDS = range(10**6, 10**6 + 1000)
@@ -68,8 +68,8 @@ class Cell:
     """One number of the table: a solver on a grid, corrected or not, at a budget.
 
     Options: `power` of the Stein grid; `start` of the run, in root energies of the strongest band; `within` what the
-    plain solver is kept; `seeds` of the calibration; one `band` for all frequencies; `probed` samples and `probes` on
-    each.
+    plain solver is kept; `seeds` of the calibration; one `band` for all frequencies; `probes` on each of
+    `probe_samples`.
     """
 
     solver: str
@@ -79,7 +79,7 @@ class Cell:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def first(measured: Survey, count: int) -> Survey:
+def first(measured: ReferenceRun, count: int) -> ReferenceRun:
     """A survey's first samples alone."""
     states, denoised = (tuple(x[:count] for x in kept) for kept in (measured.path.states, measured.path.denoised))
     path = replace(measured.path, states=states, denoised=denoised)
@@ -125,22 +125,22 @@ class Bench:
         """The network that samples, for whole batches; one compiled for them must not be compiled again for others."""
         return self.denoiser(self.network if len(seeds) == self.batch else self.wide, seeds)
 
-    def measure(self, probed: int = 125, probes: int = 4) -> Survey:
-        return survey(
+    def measure(self, probe_samples: int = 125, probes: int = 4) -> ReferenceRun:
+        return reference_run(
             partial(self.denoiser, self.wide),
             self.schedule,
             (3, 32, 32),
             seeds=CALIBRATION_SEEDS,
             steps=40,
-            stations=16,
-            probed=probed,
+            probe_levels=16,
+            probe_samples=probe_samples,
             probes=probes,
             batch=250,
             device=self.device,
         )
 
     @cached_property
-    def survey(self) -> Survey:
+    def reference_run(self) -> ReferenceRun:
         return self.measure()
 
     def calibrate(self, cell: Cell) -> Calibration:
@@ -169,7 +169,7 @@ class Bench:
         if cell.correction == "none":
             options = dict(cell.options)
             start = options.pop("start", None)
-            schedule = begun(self.schedule, start * self.survey.strongest) if start else self.schedule
+            schedule = self.schedule.starting_at(start * self.survey.peak_band_rms) if start else self.schedule
             grid = GRIDS[cell.grid] if cell.grid in GRIDS else self.survey.grid(**options)
             return SOLVERS[cell.solver].levels(grid, schedule, cell.nfe), Plain()
         calibration = self.calibrate(cell)

@@ -25,15 +25,15 @@ from torch import Tensor
 from fid import Cell
 from recording import Records, machine, options, real_images
 from steindiff import GRIDS, SOLVERS, datasets, noise, sample, zoo
-from steindiff.calibrate import calibrate
+from steindiff.calibrating import calibrate
 from steindiff.corrections import Correction
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.replay import Replay
 from steindiff.levels import Levels
 from steindiff.metrics import InceptionFeatures, Moments, frechet_distance, references
+from steindiff.models import by_seed, embedded
 from steindiff.pixels import to_uint8
-from steindiff.subjects import by_seed, embedded
-from steindiff.survey import Survey, survey
+from steindiff.reference_run import ReferenceRun, reference_run
 
 MANY = Cell("dpmpp-2m", 32, "edm-min")
 CALIBRATION_SEED, REFERENCE_SEED = 10**6, 2 * 10**6
@@ -91,15 +91,15 @@ class Bench:
         return by_seed(network, self.study.guidance)
 
     @cached_property
-    def survey(self) -> Survey:
-        return survey(
+    def reference_run(self) -> ReferenceRun:
+        return reference_run(
             self.subject.denoisers,
             self.subject.schedule,
             self.subject.shape,
             seeds=range(CALIBRATION_SEED, CALIBRATION_SEED + self.calibration),
             steps=40,
-            stations=16,
-            probed=max(1, self.calibration // 8),
+            probe_levels=16,
+            probe_samples=max(1, self.calibration // 8),
             probes=4,
             batch=min(self.batch, 250),
             device=self.device,

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from steindiff import GRIDS, SOLVERS, noise, sample
+from steindiff._files import write_bytes
 from steindiff.corrections.replay import Replay
-from steindiff.files import write_bytes
+from steindiff.models import embedded
 from steindiff.pixels import png, to_uint8
-from steindiff.subjects import embedded
 
 SEEDS, COLUMNS, GAP, ZOOM = range(64), 8, 4, 2
 OUT = Path(__file__).parent.parent / "docs" / "assets" / "pairs.png"

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from steindiff import SOLVERS, datasets, noise, sample, zoo
+from steindiff._files import write_json
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import EDMDenoiser
-from steindiff.files import write_json
 from steindiff.grids import Karras
 from steindiff.integrations.diffusers import export
 from steindiff.levels import Level

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from steindiff import datasets
-from steindiff.files import write_json
+from steindiff._files import write_json
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import torch
 
 from recording import machine
 from steindiff import datasets
-from steindiff.files import write_json
+from steindiff._files import write_json
 from steindiff.metrics import references
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures

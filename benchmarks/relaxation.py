@@ -25,15 +25,17 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
+from steindiff._files import write_json
+from steindiff.averages import OverBatch, PerSample
 from steindiff.corrections import (
     Consistency,
     Correction,
     Likelihood,
     Matched,
-    Neediest,
     Normalised,
     Plain,
     Relaxation,
+    TopK,
     Unclamped,
 )
 from steindiff.denoisers import Denoiser, EDMDenoiser, Empirical
@@ -49,13 +51,11 @@ from steindiff.diagnostics import (
     plot_lipschitz,
     sampled_gammas,
 )
-from steindiff.files import write_json
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.probes import JVP, VJP, Adaptive, Analytic, FiniteDifference, Normal, Rademacher, memory_per_sample
 from steindiff.solvers import DPMSolverMultistep, Solver
-from steindiff.statistics import OverBatch, PerSample
 from steindiff.tableau import Step
 
 RESULTS = Path(__file__).parent / "results"
@@ -118,7 +118,7 @@ def corrections() -> dict[str, Correction]:
         "clamped": Relaxation(VJP(2)),
         "clamped, analytical": Relaxation(Analytic()),
         "clamped, adaptive": Relaxation(Adaptive()),
-        "clamped, 3 neediest": Relaxation(VJP(2), Neediest(3)),
+        "clamped, 3 neediest": Relaxation(VJP(2), TopK(3)),
         "clamped, per sample": Relaxation(VJP(2), average=PerSample()),
         "clamped, normalised": Relaxation(VJP(2), coordinates=Normalised()),
         "clamped, normalised, per sample": Relaxation(VJP(2), average=PerSample(), coordinates=Normalised()),
@@ -257,7 +257,7 @@ def cost_section(batch: int = 2, repeats: int = 3) -> list[Record]:
     modes |= {
         "analytical": Relaxation(Analytic()),
         "adaptive (sigma < 1), 5 VJP probes": Relaxation(Adaptive()),
-        "1 neediest step, 5 VJP probes": Relaxation(VJP(5), Neediest(1)),
+        "1 neediest step, 5 VJP probes": Relaxation(VJP(5), TopK(1)),
         "full, 5 JVP probes": Relaxation(JVP(5)),
         "full, 6 differences": Relaxation(FiniteDifference(6)),
         "consistency over analytical": Consistency(Relaxation(Analytic())),

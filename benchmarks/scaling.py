@@ -24,11 +24,11 @@ import torch.distributed as dist
 
 from figures import fill
 from steindiff import SOLVERS
-from steindiff.compare import METHODS
-from steindiff.files import write_json
-from steindiff.production import produce
-from steindiff.statistics import alone
-from steindiff.subjects import embedded
+from steindiff._distributed import local_only
+from steindiff._files import write_json
+from steindiff.comparison import METHODS
+from steindiff.models import embedded
+from steindiff.production import generate
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"
@@ -67,9 +67,9 @@ def seconds(model: Any, case: Case, seed: int) -> float:
     dist.barrier()
     begun = time.perf_counter()
     if working:
-        with nullcontext() if case.processes > 1 else alone():
+        with nullcontext() if case.processes > 1 else local_only():
             seeds = range(seed, seed + case.images)
-            produce(model, SOLVER, plan, seeds, place[0], shard_size=IMAGES, batch=BATCH)
+            generate(model, SOLVER, plan, seeds, place[0], shard_size=IMAGES, batch=BATCH)
     dist.barrier()
     return time.perf_counter() - begun
 

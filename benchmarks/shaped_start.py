@@ -23,13 +23,13 @@ from torch import Tensor
 from fid import Bench
 from recording import Records, machine, options
 from steindiff import SOLVERS, datasets, noise, sample
-from steindiff.calibrate import ByAlignment, step_row
+from steindiff.calibrating import ByAlignment, step_row
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.levels import Level
 from steindiff.metrics.frechet import Moments, frechet_distance
+from steindiff.reference_run import conditioned
 from steindiff.schedules import EDM
-from steindiff.survey import conditioned
 from steindiff.zoo import load
 
 SOLVER = SOLVERS["dpmpp-2m"]

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from recording import machine
 from steindiff import datasets, zoo
-from steindiff.files import atomic, write_json
+from steindiff._files import atomic, write_json
 
 
 def sides(net: zoo.EDMPrecond, x: Tensor, sigma: float, labels: Tensor, vs: list[Tensor]) -> tuple[Tensor, Tensor]:

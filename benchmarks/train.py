@@ -30,7 +30,7 @@ from steindiff.zoo.preconditioning import EDMPrecond, VPNoise
 
 P_MEAN, P_STD = -1.2, 1.2
 WIDE = (0.07, math.log(0.005), math.log(100.0))
-"""Share of noise levels drawn log-uniformly, and their range: the tails of the EDM density are met too."""
+"""Rank of noise levels drawn log-uniformly, and their range: the tails of the EDM density are met too."""
 LABEL_DROPOUT = 0.1
 
 

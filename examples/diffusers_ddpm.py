@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from diffusers import DDPMPipeline
 
-from steindiff.calibrate import Recipe
+from steindiff.calibrating import Recipe
 from steindiff.integrations import diffusers as stein
 from steindiff.integrations.diffusers import tiny
 
@@ -27,7 +27,7 @@ MODEL = "google/ddpm-cifar10-32"
 def load(small: bool) -> tuple[Any, dict[str, Any]]:
     """The pipeline, and how thoroughly to calibrate."""
     if small:
-        return tiny.ddpm(), {"seeds": range(4), "recipe": Recipe(steps=6, stations=2, probed=2)}
+        return tiny.ddpm(), {"seeds": range(4), "recipe": Recipe(steps=6, probe_levels=2, probe_samples=2)}
     pipe = DDPMPipeline.from_pretrained(MODEL)
     return pipe.to("cuda" if torch.cuda.is_available() else "cpu"), {"seeds": range(64), "batch": 16}
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from diffusers import DiTPipeline
 
-from steindiff.calibrate import Recipe
+from steindiff.calibrating import Recipe
 from steindiff.integrations import diffusers as stein
 from steindiff.integrations.diffusers import tiny
 
@@ -27,7 +27,7 @@ LABELS = [207, 360, 387, 974]
 def load(small: bool) -> tuple[Any, dict[str, Any]]:
     """The pipeline, and how thoroughly to calibrate."""
     if small:
-        return tiny.dit(), {"seeds": range(4), "recipe": Recipe(steps=6, stations=2, probed=2)}
+        return tiny.dit(), {"seeds": range(4), "recipe": Recipe(steps=6, probe_levels=2, probe_samples=2)}
     return DiTPipeline.from_pretrained(MODEL).to("cuda"), {"seeds": range(64), "batch": 8}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from steindiff import zoo
-from steindiff.calibrate import Recipe
+from steindiff.calibrating import Recipe
 from steindiff.integrations import diffusers as stein
 
 
@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     pipe = stein.export(zoo.load("fashion" if options.tiny else "cifar10"))
     effort = (
-        {"seeds": range(4), "recipe": Recipe(steps=6, stations=2, probed=2)} if options.tiny else {"seeds": range(64)}
+        {"seeds": range(4), "recipe": Recipe(steps=6, probe_levels=2, probe_samples=2)}
+        if options.tiny
+        else {"seeds": range(64)}
     )
     labels = list(range(10))
     calibration = stein.calibrate(pipe, nfe=options.nfe, class_labels=labels, **effort)

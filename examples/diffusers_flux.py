@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from steindiff.calibrate import Recipe
+from steindiff.calibrating import Recipe
 from steindiff.grids import LogSNR
 from steindiff.integrations import diffusers as stein
 from steindiff.integrations.diffusers import tiny

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from steindiff.calibrate import Recipe
+from steindiff.calibrating import Recipe
 from steindiff.calibration import Calibration
 from steindiff.integrations import diffusers as stein
 from steindiff.integrations.diffusers import tiny
@@ -34,7 +34,11 @@ def load(small: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The pipeline, the arguments of its call, and how thoroughly to calibrate."""
     if small:
         call = {**tiny.embeddings(pooled=True), "height": 16, "width": 16}
-        return tiny.stable_diffusion_xl(), call, {"seeds": range(4), "recipe": Recipe(steps=6, stations=2, probed=2)}
+        return (
+            tiny.stable_diffusion_xl(),
+            call,
+            {"seeds": range(4), "recipe": Recipe(steps=6, probe_levels=2, probe_samples=2)},
+        )
     from diffusers import StableDiffusionXLPipeline
 
     pipe = StableDiffusionXLPipeline.from_pretrained(MODEL, torch_dtype=torch.float16, variant="fp16").to("cuda")

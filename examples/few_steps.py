@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 
 from steindiff import GRIDS, SOLVERS, noise, sample
-from steindiff.calibrate import calibrate
+from steindiff.calibrating import calibrate
 from steindiff.corrections.replay import Replay
+from steindiff.models import embedded
 from steindiff.report.picture import to_image
-from steindiff.subjects import embedded
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from steindiff import SOLVERS
-from steindiff.calibrate import calibrate
-from steindiff.compare import RandomFeatures, Subject, compare
+from steindiff.calibrating import calibrate
+from steindiff.comparison import RandomFeatures, Subject, compare
 from steindiff.denoisers import EDMDenoiser, Preconditioned
 from steindiff.metrics import Moments
 from steindiff.report import write

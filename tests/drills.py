@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steindiff.compare import Plan, RandomFeatures, Subject
+from steindiff.comparison import Plan, RandomFeatures, Subject
 from steindiff.corrections import Plain, Relaxation
-from steindiff.denoisers.base import Denoiser, Leaf
+from steindiff.denoisers.base import CountingDenoiser, Denoiser
 from steindiff.grids import GRIDS
 from steindiff.levels import Level
 from steindiff.probes import VJP
-from steindiff.production import Images, Produced, produce, verify
+from steindiff.production import GenerateResult, Images, generate, verify
 from steindiff.schedules import SCHEDULES
 from steindiff.solvers import SOLVERS
 
@@ -43,7 +43,7 @@ def label(seed: int) -> int:
     return seed % CLASSES
 
 
-class Toy(Leaf):
+class Toy(CountingDenoiser):
     """A conditional model in closed form that pauses, and says NaN at one call if its batch holds a given seed."""
 
     def __init__(self, seeds: list[int], scale: float, pause: float, nan: tuple[int, int] | None) -> None:
@@ -67,10 +67,10 @@ def subject(scale: float = 1.0, pause: float = 0.0, nan: tuple[int, int] | None 
     return Subject("toy", denoisers, SCHEDULES["edm"], SHAPE, RandomFeatures(1))
 
 
-def make(folder: Path, count: int = 18, pause: float = 0.0, plan: Plan = PLAIN, **options) -> Produced:
+def make(folder: Path, count: int = 18, pause: float = 0.0, plan: Plan = PLAIN, **options) -> GenerateResult:
     """Eighteen images in shards of four, sampled by three at most."""
     cut = {"shard_size": 4, "batch": 3, "labels": label, **options}
-    return produce(subject(pause=pause), SOLVER, plan, range(5, 5 + count), folder, **cut)
+    return generate(subject(pause=pause), SOLVER, plan, range(5, 5 + count), folder, **cut)
 
 
 def files(folder: Path) -> dict[str, bytes]:

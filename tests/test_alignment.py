@@ -12,17 +12,17 @@ from torch import Tensor
 from problems import FLOAT, random_calibration
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.bases import DCT, Identity
-from steindiff.calibrate import ByAlignment, Recipe, calibrate
+from steindiff.calibrating import ByAlignment, Recipe, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment, differences, fit, latest, significant, typical_scale
-from steindiff.corrections.observed import Observed
+from steindiff.corrections.hook import WithHook
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian
 from steindiff.grids.logsnr import LogSNR
 from steindiff.levels import Level
+from steindiff.reference_run import ReferenceRun, Trajectory, reference_run
 from steindiff.schedules import EDM, VP, Schedule
 from steindiff.solvers import DDIM, Solver
-from steindiff.survey import Path, Survey, survey, visible
 from steindiff.tableau import Step
 
 BASIS = DCT((1, 8))
@@ -39,16 +39,16 @@ class Spectral(Gaussian):
         return BASIS.inverse(super().denoise(BASIS.forward(x), level))
 
 
-def surveyed(schedule: Schedule, seeds: range, steps: int = 400, *, to_zero: bool = True) -> Survey:
+def surveyed(schedule: Schedule, seeds: range, steps: int = 400, *, to_zero: bool = True) -> ReferenceRun:
     grid = LogSNR(to_zero=to_zero)
-    probed = min(8, len(seeds))
-    return survey(
+    probe_samples = min(8, len(seeds))
+    return reference_run(
         Spectral(),
         schedule,
         (1, 8),
         seeds=seeds,
         steps=steps,
-        probed=probed,
+        probe_samples=probe_samples,
         batch=999,
         grid=grid,
         basis=BASIS,
@@ -68,7 +68,9 @@ def test_on_gaussian_data_five_aligned_steps_end_where_four_hundred_do(name: str
     schedule, measured = SCHEDULES[name], MEASURED[name]
     nfe = 6 if (name, solver) == ("flow", "heun") else 5
     facts = {"measured": measured, "batch": 999, "dtype": FLOAT}
-    found = calibrate(Spectral(), SOLVERS[solver], schedule, nfe, (1, 8), recipe=Recipe(fit=EXACT, within=0), **facts)
+    found = calibrate(
+        Spectral(), SOLVERS[solver], schedule, nfe, (1, 8), recipe=Recipe(fit=EXACT, tolerance=0), **facts
+    )
     x = noise(range(100, 120), (1, 8), found.levels[0], FLOAT)
     fine = surveyed(schedule, range(100, 120)).samples
     plain = sample(Spectral(), x, found.levels, SOLVERS[solver]).x
@@ -141,7 +143,7 @@ def test_a_path_can_be_read_between_its_levels_at_fourth_order(schedule: Schedul
     errors = []
     for steps in (8, 16):
         levels = GRIDS["logsnr-min"](schedule, steps)
-        path = Path(levels, tuple(map(state, levels)), tuple(model(state(level), level) for level in levels[:-1]))
+        path = Trajectory(levels, tuple(map(state, levels)), tuple(model(state(level), level) for level in levels[:-1]))
         assert all(torch.equal(path(level), state(level)) for level in levels)
         inside = [levels.between(i, 0.5) for i in range(steps - 1)]
         errors.append(max(abs(float(path(level) / state(level)) - 1.0) for level in inside))
@@ -165,7 +167,7 @@ def test_runs_end_where_the_survey_ended():
     down, short = surveyed(EDM(), range(4), 20), surveyed(EDM(), range(4), 20, to_zero=False)
     assert down.grid()(EDM(), 4)[-1].sigma == 0.0
     assert short.grid()(EDM(), 4)[-1].sigma == EDM().t_min
-    assert (visible(EDM()), visible(VP()), visible(EDM(0.02, 80.0))) == (False, visible(VP()), True)
+    assert (EDM().ends_above_pixel_noise, EDM(0.02, 80.0).ends_above_pixel_noise) == (False, True)
 
 
 def test_aligned_states_follow_the_fine_trajectory():
@@ -192,7 +194,7 @@ def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
     calibration = Calibration(DDIM(), levels, basis, (rho,) * 4, (1.0,) * 4, tau=((), tau, tau, tau))
     model = Gaussian(torch.zeros(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT))
     x = noise([3], (2,), levels[0], FLOAT)
-    out = sample(model, x, levels, DDIM(), Observed(lambda *_: None, Replay(calibration)), capture=True)
+    out = sample(model, x, levels, DDIM(), WithHook(lambda *_: None, Replay(calibration)), capture=True)
     known: list[Tensor] = []
     for i, (s, t) in enumerate(pairwise(levels)):
         known.insert(0, model(x, s))

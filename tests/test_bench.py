@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 import torch
 
-import subjects
+import toys
 from problems import FLOAT
 from steindiff import SOLVERS, noise, sample
 from steindiff.bench import SECTIONS, Cost, Scope, Spread, Timing, bench, hosts, interleaved
@@ -23,7 +23,7 @@ from steindiff.bench.report import HEAD, markdown, rows
 from steindiff.bench.sections import distance, random_unet
 from steindiff.bench.timing import Stopwatch, Watched, on_gpu, wait
 from steindiff.bench.writing import write
-from steindiff.compare import RandomFeatures, Subject
+from steindiff.comparison import RandomFeatures, Subject
 from steindiff.denoisers import Autocast, EDMDenoiser
 from steindiff.schedules import EDM
 
@@ -85,9 +85,9 @@ def test_the_other_loops_make_the_same_samples(result):
 
 
 def test_the_loop_of_diffusers_is_ours_to_rounding():
-    denoiser = subjects.denoiser()
+    denoiser = toys.denoiser()
     theirs, levels = hosts.diffusers_loop(denoiser, EDM(), 6, CPU)
-    x = noise(range(3), subjects.SHAPE, levels[0])
+    x = noise(range(3), toys.SHAPE, levels[0])
     assert distance(theirs(x / levels[0].sigma), sample(denoiser, x, levels, SOLVERS["dpmpp-2m"]).x) < 1e-4
 
 
@@ -108,11 +108,11 @@ def test_what_is_missing_is_said(monkeypatch):
     reasons = {record["name"]: record["missing"] for record in missing if "missing" in record}
     assert reasons["diffusers"].startswith("diffusers: not installed")
     assert reasons["replay"] == "no calibration at 2 evaluations ships"
-    other = bench(subjects.subject(), SOLVERS["ddim"], 2, short, sections=["loop", "compile"])["records"]
+    other = bench(toys.subject(), SOLVERS["ddim"], 2, short, sections=["loop", "compile"])["records"]
     reasons = {record["name"]: record["missing"] for record in other if "missing" in record}
     assert reasons == {"diffusers": "diffusers: compared for dpmpp-2m only", "compile": "the model has no network"}
     with pytest.raises(hosts.Missing):
-        hosts.diffusers_loop(subjects.denoiser(), EDM(), 2, CPU)
+        hosts.diffusers_loop(toys.denoiser(), EDM(), 2, CPU)
 
 
 def test_a_section_that_fails_does_not_take_the_others_along(monkeypatch):
@@ -122,13 +122,13 @@ def test_a_section_that_fails_does_not_take_the_others_along(monkeypatch):
 
     monkeypatch.setitem(SECTIONS, "compile", failing)
     short = Scope((1,), (1,), 1, 1, (1,))
-    found = bench(subjects.subject(), SOLVERS["ddim"], 2, short, sections=["compile", "loop"])["records"]
+    found = bench(toys.subject(), SOLVERS["ddim"], 2, short, sections=["compile", "loop"])["records"]
     assert found[1] == {"section": "compile", "name": "rest of compile", "missing": "CUDA out of memory."}
     assert [record["name"] for record in found if "ratio" in record] == ["plain", "replay"]
 
 
 def test_a_solver_of_several_stages_is_compared_with_as_many_calls():
-    bare = subjects.subject(lambda solver, nfe: None)
+    bare = toys.subject(lambda solver, nfe: None)
     records = bench(bare, SOLVERS["heun"], 5, Scope((2,), (2,), 1, 1, (1,)), sections=["loop", "corrections"])
     calls = {record["name"]: record["network_calls"] for record in records["records"] if "ratio" in record}
     halved = {calls.pop(f"relaxation, {n} on half of the batch") for n in ("1 probe", "5 probes")}
@@ -160,10 +160,10 @@ def test_a_stopwatch_adds_up_its_blocks_alone(monkeypatch):
     now = iter([0.0, 1.0, 5.0, 7.0])
     monkeypatch.setattr(time, "process_time", lambda: next(now))
     watch = Stopwatch(CPU)
-    denoiser = Watched(subjects.denoiser(), watch)
+    denoiser = Watched(toys.denoiser(), watch)
     level = EDM().level(1.0)
     for _ in range(2):
-        denoiser(noise([0], subjects.SHAPE, level), level)
+        denoiser(noise([0], toys.SHAPE, level), level)
     assert watch.seconds == 3.0
 
 
@@ -222,7 +222,7 @@ def test_half_precision_stays_inside_the_network():
     assert half(x.to(FLOAT), level).dtype == FLOAT
     assert not torch.equal(half(x, level), full(x, level))
     assert distance(half(x, level), full(x, level)) < 0.2
-    assert distance(half.part(slice(1, 2), 3)(x[1:2], level), half(x, level)[1:2]) < 0.1
+    assert distance(half.subset(slice(1, 2), 3)(x[1:2], level), half(x, level)[1:2]) < 0.1
     assert half.calls == full.calls
     with pytest.raises(ValueError, match=r"dtype = torch.float64: allowed are torch.bfloat16 and torch.float16"):
         Autocast(full, torch.float64)

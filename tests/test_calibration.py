@@ -14,20 +14,20 @@ from torch import Tensor
 
 from problems import FLOAT, gaussian, mixture
 from steindiff import GRIDS, SCHEDULES, SOLVERS, Levels, noise, sample
+from steindiff._serialization import checksum
 from steindiff.bases import DCT, Basis, Identity
-from steindiff.calibrate import ByEnergy, Recipe, SteinEnergy, calibrate
+from steindiff.calibrating import ByEnergy, Recipe, SteinEnergy, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import mismatch
 from steindiff.corrections.balance import Balance, balance
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian, Guided
-from steindiff.denoisers.split import Split
+from steindiff.denoisers.batched import Batched
 from steindiff.grids.stein import Stein
 from steindiff.levels import Level
+from steindiff.reference_run import ReferenceRun, conditioned, reference_run
 from steindiff.schedules import EDM, VP, Flow, Schedule
-from steindiff.sealed import checksum
 from steindiff.solvers import DDIM, DPMSolverMultistep, Solver
-from steindiff.survey import Survey, conditioned, survey
 from steindiff.tableau import Step
 
 BASIS = DCT((1, 12))
@@ -55,9 +55,17 @@ def energies(x: Tensor, basis: Basis = BASIS) -> Tensor:
     return basis.average(basis.forward(x).square()).mean(0)
 
 
-def surveyed(schedule: Schedule, num: int = 4000) -> Survey:
-    return survey(
-        Spectral(), schedule, (1, 12), seeds=range(num), steps=60, probed=num, batch=num, basis=BASIS, dtype=FLOAT
+def surveyed(schedule: Schedule, num: int = 4000) -> ReferenceRun:
+    return reference_run(
+        Spectral(),
+        schedule,
+        (1, 12),
+        seeds=range(num),
+        steps=60,
+        probe_samples=num,
+        batch=num,
+        basis=BASIS,
+        dtype=FLOAT,
     )
 
 
@@ -68,7 +76,7 @@ schedules = pytest.mark.parametrize("name", MEASURED)
 @schedules
 def test_clean_energy_is_the_true_spectrum_at_every_level(name: str):
     """M_f = E|D_f|² + (σ²/α) E J_ff: reference-free, whatever the level it is read at."""
-    for station in MEASURED[name].stations:
+    for station in MEASURED[name].probe_levels:
         values = station.clean_energy()
         error = values.std(0) / len(values) ** 0.5
         assert bool(((values.mean(0) - SPECTRUM).abs() < 5 * error + 0.03 * SPECTRUM).all()), station.level
@@ -81,7 +89,7 @@ def test_self_energy_is_the_true_spectrum(name: str):
 
 @schedules
 def test_cost_is_sigma_squared_trace_of_the_squared_jacobian(name: str):
-    for station in MEASURED[name].stations:
+    for station in MEASURED[name].probe_levels:
         exact = float(Spectral().gain(station.level).square().sum())
         error = float(station.square.std()) / len(station.square) ** 0.5
         assert abs(float(station.square.mean()) - exact) < 5 * error + 1e-9
@@ -99,8 +107,10 @@ def test_a_survey_counts_its_cost(name: str):
 def test_a_guided_survey_counts_both_networks():
     guided = Guided(gaussian().denoiser, gaussian().denoiser, 2.0)
     size = gaussian().denoiser.mean.shape
-    measured = survey(guided, EDM(), size, seeds=range(6), steps=5, stations=2, probed=4, batch=3, dtype=FLOAT)
-    assert measured.network_calls == guided.calls == 2 * 2 * (5 + 2)  # networks, parts, steps and stations
+    measured = reference_run(
+        guided, EDM(), size, seeds=range(6), steps=5, probe_levels=2, probe_samples=4, batch=3, dtype=FLOAT
+    )
+    assert measured.network_calls == guided.calls == 2 * 2 * (5 + 2)  # networks, parts, steps and probed levels
 
 
 def test_the_record_of_a_fit_is_the_same_in_every_process():
@@ -157,7 +167,7 @@ def test_calibrated_samples_have_the_true_spectrum(name: str, solver: str):
     schedule, model = SCHEDULES[name], Spectral()
     nfe = 6 if (name, solver) == ("edm", "heun") else 5  # which ends at its smallest σ: two evaluations a step
     facts = {"measured": MEASURED[name], "batch": 4000, "dtype": FLOAT}
-    found = calibrate(model, SOLVERS[solver], schedule, nfe, (1, 12), recipe=Recipe(within=0), **facts)
+    found = calibrate(model, SOLVERS[solver], schedule, nfe, (1, 12), recipe=Recipe(tolerance=0), **facts)
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
     plain = energies(sample(model, x, found.levels, SOLVERS[solver]).x)
     replayed = energies(sample(model, x, found.levels, SOLVERS[solver], Replay(found)).x)
@@ -193,7 +203,7 @@ def test_many_steps_are_left_all_but_alone():
         EDM(),
         40,
         (1, 12),
-        recipe=Recipe(grid=GRIDS["edm"], fit=ByEnergy(), within=0),
+        recipe=Recipe(grid=GRIDS["edm"], fit=ByEnergy(), tolerance=0),
         measured=MEASURED["edm"],
         batch=4000,
         dtype=FLOAT,
@@ -210,7 +220,7 @@ def test_a_solver_as_good_as_the_survey_is_kept_as_it_is(name: str):
     solver = SOLVERS["unipc-bh2-3"]
     kept, few, forced = (
         calibrate(model, solver, schedule, nfe, (1, 12), recipe=recipe, **facts)
-        for nfe, recipe in ((20, Recipe()), (4, Recipe()), (20, Recipe(within=0)))
+        for nfe, recipe in ((20, Recipe()), (4, Recipe()), (20, Recipe(tolerance=0)))
     )
     assert not any(kept.rho)
     assert (kept.settings["fit"], kept.settings["grid"]) == ("Plain()", "Stein, power 0.0")
@@ -228,10 +238,10 @@ def test_a_solver_as_good_as_the_survey_is_kept_as_it_is(name: str):
 @schedules
 def test_a_late_start_is_measured_in_root_energies_of_the_strongest_band(name: str, tmp_path):
     schedule, measured, model = SCHEDULES[name], MEASURED[name], Spectral()
-    assert measured.strongest == pytest.approx(float(SPECTRUM.max().sqrt()), rel=0.1)
+    assert measured.peak_band_rms == pytest.approx(float(SPECTRUM.max().sqrt()), rel=0.1)
     facts = {"measured": measured, "batch": 4000, "dtype": FLOAT}
-    found = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=3.0, within=0), **facts)
-    assert found.levels[0].ratio == pytest.approx(3.0 * measured.strongest)
+    found = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=3.0, tolerance=0), **facts)
+    assert found.levels[0].ratio == pytest.approx(3.0 * measured.peak_band_rms)
     assert (found.levels.schedule, found.nfe, found.settings["start"]) == (schedule, 4, 3.0)
     found.save(tmp_path / "late.json")
     assert Calibration.load(tmp_path / "late.json").levels == found.levels
@@ -241,7 +251,7 @@ def test_a_late_start_is_measured_in_root_energies_of_the_strongest_band(name: s
     with pytest.raises(ValueError, match=r"start = 1e-09: sigma/alpha = .* is below the schedule's smallest"):
         calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=1e-9), **facts)
     if math.isfinite(schedule.ratio_max):  # beyond the schedule's own first level there is nothing to begin with
-        whole = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=1e9, within=0), **facts)
+        whole = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=1e9, tolerance=0), **facts)
         assert (whole.levels[0], whole.settings["start"]) == (schedule.level(schedule.t_max), None)
 
 
@@ -436,38 +446,47 @@ def test_the_stein_grid_works_for_every_schedule_and_budget(name: str, steps: in
 def test_parts_of_a_batch_go_to_their_own_denoisers():
     a, b = Gaussian(torch.zeros(2), torch.ones(2)), Gaussian(torch.ones(2), torch.ones(2))
     x, level = torch.zeros(5, 2), EDM().level(1.0)
-    out = Split([a, b, a], [2, 1, 2])(x, level)
+    out = Batched([a, b, a], [2, 1, 2])(x, level)
     torch.testing.assert_close(out, torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0])[:, None].expand(5, 2))
-    whole = Split([a, a], [3, 2])
+    whole = Batched([a, a], [3, 2])
     whole(x, level)
     assert whole.calls == 4  # two parts here, two before
     assert [part.tolist() for part in conditioned(lambda seeds: a, range(5), 2)(x, level)] == [[0.0, 0.0]] * 5
     with pytest.raises(ValueError, match="a batch of 5, but the parts hold 3 samples"):
-        Split([a], [3])(x, level)
+        Batched([a], [3])(x, level)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Split([gaussian().denoiser], [0]), "sizes"),
+        (lambda: Batched([gaussian().denoiser], [0]), "sizes"),
         (lambda: Stein(((0.0, 1.0),)), "at least two"),
         (lambda: Stein(((0.0, 1.0), (0.0, 1.0))), "strictly increasing"),
         (lambda: Stein(((0.0, 1.0), (1.0, -1.0))), "cost finite and > 0"),
         (lambda: Stein(((0.0, 1.0), (1.0, 1.0)), power=-1), "power = -1"),
-        (lambda: Recipe(within=-1), "within = -1: allowed are numbers >= 0"),
+        (lambda: Recipe(tolerance=-1), "within = -1: allowed are numbers >= 0"),
         (lambda: Recipe(start=0.0), "start = 0.0: allowed are finite numbers > 0, and None"),
         (lambda: Recipe(start=math.inf), "start = inf: allowed are finite numbers"),
-        (lambda: Recipe(within=math.nan), "within = nan"),
+        (lambda: Recipe(tolerance=math.nan), "within = nan"),
         (lambda: Balance(BASIS, torch.ones(3)), r"energy: shape \(3,\)"),
         (lambda: Balance(BASIS, torch.ones(1, 12), bound=0.5), "bound = 0.5"),
         (lambda: Balance(BASIS, torch.ones(1, 12), below=-1), "below = -1"),
         (lambda: Balance(BASIS, torch.ones(1, 12), significance=-1), "significance = -1"),
-        (lambda: survey(mixture().denoiser, EDM(), (1,), stations=1), "stations = 1: allowed are 0, and 2 to"),
-        (lambda: survey(mixture().denoiser, EDM(), (1,), probed=100), "probed = 100"),
-        (lambda: survey(mixture().denoiser, EDM(), (1,), batch=0), "batch = 0"),
-        (lambda: survey(mixture().denoiser, EDM(), (1,), solver=SOLVERS["heun"]), r"solver = Heun\(\): allowed are"),
-        (lambda: survey(mixture().denoiser, EDM(), (1,), solver=SOLVERS["unipc-bh2-2"]), "solver = UniPCBh2"),
-        (lambda: SteinEnergy()(survey(mixture().denoiser, EDM(), (1,), stations=0, dtype=FLOAT)), "stations = 0"),
+        (
+            lambda: reference_run(mixture().denoiser, EDM(), (1,), probe_levels=1),
+            "probe_levels = 1: allowed are 0, and 2 to",
+        ),
+        (lambda: reference_run(mixture().denoiser, EDM(), (1,), probe_samples=100), "probe_samples = 100"),
+        (lambda: reference_run(mixture().denoiser, EDM(), (1,), batch=0), "batch = 0"),
+        (
+            lambda: reference_run(mixture().denoiser, EDM(), (1,), solver=SOLVERS["heun"]),
+            r"solver = Heun\(\): allowed are",
+        ),
+        (lambda: reference_run(mixture().denoiser, EDM(), (1,), solver=SOLVERS["unipc-bh2-2"]), "solver = UniPCBh2"),
+        (
+            lambda: SteinEnergy()(reference_run(mixture().denoiser, EDM(), (1,), probe_levels=0, dtype=FLOAT)),
+            "probe_levels = 0",
+        ),
     ],
 )
 def test_bad_settings_are_named(build, message: str):

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 from steindiff import datasets
+from steindiff._files import sha256
 from steindiff.datasets import Dataset, Package, Unavailable
-from steindiff.files import sha256
 from steindiff.zoo import weights
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from problems import FLOAT, Nonlinear, gaussian, mixture
 from steindiff.denoisers import (
     X0,
+    CountingDenoiser,
     DynamicThreshold,
     EDMDenoiser,
     Empirical,
@@ -17,7 +18,6 @@ from steindiff.denoisers import (
     FlowVelocity,
     Gaussian,
     Guided,
-    Leaf,
     Mixture,
     Preconditioned,
     Score,
@@ -119,7 +119,7 @@ def test_closed_forms_at_zero_noise_are_the_identity(denoiser):
     torch.testing.assert_close(denoiser(x, EDM().clean()), x)
 
 
-class Constant(Leaf):
+class Constant(CountingDenoiser):
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
 

@@ -11,6 +11,8 @@ import torch.multiprocessing as mp
 
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
+from steindiff._distributed import Rank, gather, shard
+from steindiff.averages import PerSample, mean, ratio_error
 from steindiff.bases import Identity
 from steindiff.corrections import Relaxation
 from steindiff.corrections.balance import Balance
@@ -18,7 +20,6 @@ from steindiff.denoisers import X0
 from steindiff.metrics.frechet import Moments
 from steindiff.probes import JVP, VJP, Antithetic, Exact, FiniteDifference, Normal
 from steindiff.schedules import VP
-from steindiff.statistics import PerSample, Share, gather, mean, ratio_error, shard
 
 SIZES = (5, 2)
 RELAXATIONS = {
@@ -34,7 +35,7 @@ RELAXATIONS = {
 def results(x: torch.Tensor) -> dict[str, torch.Tensor]:
     levels = GRIDS["logsnr"](VP(t_max=0.7), 4)
     found = {"mean": mean(x[:, 0]), "ratio": torch.stack(ratio_error(x[:, 0], x[:, 1].square() + 1.0))}
-    moments = Moments.of(x).everywhere()
+    moments = Moments.of(x).all_reduce()
     found |= {"moments": torch.cat([moments.mean[None], moments.scatter]), "count": torch.tensor(moments.count)}
     found["gathered"] = gather(x)
     for name, relaxation in RELAXATIONS.items():
@@ -94,7 +95,7 @@ def test_without_a_process_group_the_batch_is_the_whole():
 def test_shares_make_the_whole_and_differ_by_one_at_most():
     for count in range(12):
         for world in range(1, 6):
-            parts = [list(Share(rank, world).of(range(count))) for rank in range(world)]
+            parts = [list(Rank(rank, world).slice(range(count))) for rank in range(world)]
             assert [item for part in parts for item in part] == list(range(count))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

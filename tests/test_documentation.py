@@ -12,10 +12,10 @@ from types import ModuleType
 
 import pytest
 
-import subjects
+import toys
+from steindiff.cli.app import run
 from steindiff.cli.commands import evaluate
-from steindiff.cli.frame import run
-from steindiff.subjects import MODELS
+from steindiff.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -55,9 +55,9 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evaluate.Evaluation, "inception", staticmethod(lambda images: images.float().mean((2, 3))))
     for model in MODELS:
-        monkeypatch.setitem(MODELS, model, lambda guidance, device, compiled=False: subjects.subject())
+        monkeypatch.setitem(MODELS, model, lambda guidance, device, compiled=False: toys.subject())
     monkeypatch.setattr(
-        evaluate.references, "load", lambda _: evaluate.Moments.of(subjects.digits().mean((2, 3)).expand(-1, 3))
+        evaluate.references, "load", lambda _: evaluate.Moments.of(toys.digits().mean((2, 3)).expand(-1, 3))
     )
     lines = [line for code in blocks(page, "console") for line in code.splitlines()]
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -89,4 +89,4 @@ def test_site_builds_without_a_warning(tmp_path):
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "api" / "index.html").read_text().count("steindiff.sample") > 1
+    assert (tmp_path / "site" / "api" / "index.html").read_text().count("steindiff.loop") > 1

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from steindiff import datasets
-from steindiff.files import sha256
+from steindiff._files import sha256
 from steindiff.metrics import EfficientNetFeatures, Moments
 from steindiff.metrics.efficientnet import EPSILON, Convolution, EfficientNetLite0, published_names, published_shapes
 

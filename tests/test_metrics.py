@@ -17,10 +17,10 @@ from steindiff.metrics import (
     kernel_distance,
     precision_recall,
 )
+from steindiff.metrics._inception_score import gather_logits
+from steindiff.metrics._precision_recall import radii
 from steindiff.metrics.inception import resize_matrix
-from steindiff.metrics.inception_score import gather_logits
 from steindiff.metrics.kid import squared_mmd
-from steindiff.metrics.precision_recall import radii
 
 
 def test_resize_reads_unshifted_positions():
@@ -85,14 +85,14 @@ def test_kid_agrees_with_torchmetrics():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 60, 8, generator=generator)
 
-    class Given(nn.Module):
+    class ScheduleCoordinates(nn.Module):
         num_features = 8
 
         def forward(self, index):
             return torch.cat([x, y])[index[:, 0, 0, 0].long()]
 
     index = torch.arange(120, dtype=torch.uint8)[:, None, None, None].expand(120, 3, 2, 2)
-    metric = kid.KernelInceptionDistance(feature=Given(), subsets=1, subset_size=60)
+    metric = kid.KernelInceptionDistance(feature=ScheduleCoordinates(), subsets=1, subset_size=60)
     metric.update(index[:60], real=True)
     metric.update(index[60:], real=False)
     expected = float(metric.compute()[0])

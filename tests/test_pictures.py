@@ -15,9 +15,9 @@ from PIL import Image
 
 import drills
 from damage import EDITS, Trap, edited, refusal
+from steindiff._distributed import Rank
 from steindiff.pictures import Archive, Folder, Stack
 from steindiff.production import Images
-from steindiff.statistics import Share
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (11, 4, 5, 3), dtype=np.uint8)
 FORMATS = {"PNG": ".png", "JPEG": ".jpg", "BMP": ".bmp", "TIFF": ".tif", "WEBP": ".webp"}
@@ -61,7 +61,7 @@ def test_batches_are_in_order_and_shared_whole(make, tmp_path):
         assert torch.equal(torch.cat(whole), torch.from_numpy(PIXELS).movedim(-1, 1))
         assert [len(part) for part in whole] == [3, 3, 3, 2]
     for world in (2, 3, 7):
-        shared = [part for rank in range(world) for part in pictures.batches(3, Share(rank, world))]
+        shared = [part for rank in range(world) for part in pictures.batches(3, Rank(rank, world))]
         assert len(shared) == len(whole)
         assert all(torch.equal(a, b) for a, b in zip(shared, whole, strict=True))
 
@@ -69,9 +69,9 @@ def test_batches_are_in_order_and_shared_whole(make, tmp_path):
 def test_a_share_of_a_production_reads_its_own_shards_only(tmp_path):
     images = production(tmp_path)
     (tmp_path / "shard-00000.safetensors").unlink()
-    assert sum(len(part) for part in images.batches(4, Share(1, 3))) == 4
+    assert sum(len(part) for part in images.batches(4, Rank(1, 3))) == 4
     with pytest.raises(FileNotFoundError):
-        list(images.batches(4, Share(0, 3)))
+        list(images.batches(4, Rank(0, 3)))
 
 
 def test_bad_folders_are_named(tmp_path):

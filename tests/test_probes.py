@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
+from steindiff.averages import PerSample
 from steindiff.bench.sections import random_unet
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
-from steindiff.denoisers.split import Split
+from steindiff.denoisers.batched import Batched
 from steindiff.levels import Level
 from steindiff.probes import (
     JVP,
@@ -40,7 +41,6 @@ from steindiff.probes import (
 )
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import Solver
-from steindiff.statistics import PerSample
 from steindiff.tableau import HERE, Evaluation, Row, Stage, Step, Tableau
 from stepping import step_at
 
@@ -440,14 +440,14 @@ def test_a_part_of_a_denoiser_takes_its_conditions_and_counts_with_the_whole():
         Guided(conditional, unconditional, 2.0),
         StaticThreshold(conditional, 0.5),
         DynamicThreshold(conditional, 0.9),
-        Split([X0(functools.partial(network, labels=labels[:2])), plain], [2, 3]),
+        Batched([X0(functools.partial(network, labels=labels[:2])), plain], [2, 3]),
     ):
         for part in (slice(0, 1), slice(1, 4), slice(3, 9)):
             before = whole.calls
-            smaller = whole.part(part, 5)
+            smaller = whole.subset(part, 5)
             torch.testing.assert_close(smaller(x[part], level), whole(x, level)[part], atol=1e-14, rtol=0)
             assert whole.calls > before + 1 or smaller.calls == whole.calls
-    assert plain.part(slice(0, 1), 5)(x[:1], level).shape == (1, 6)
+    assert plain.subset(slice(0, 1), 5)(x[:1], level).shape == (1, 6)
 
 
 class Allocations(TorchDispatchMode):

@@ -24,18 +24,18 @@ import drills
 from damage import Trap
 from drills import LEVELS, PLAIN, SHAPE, SOLVER, files, label, make, subject
 from steindiff import SOLVERS, noise, sample
+from steindiff._serialization import checksum
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
-from steindiff.compare import Plan
-from steindiff.corrections import Neediest, Plain, Relaxation
+from steindiff.comparison import Plan
+from steindiff.corrections import Plain, Relaxation, TopK
 from steindiff.corrections.balance import Balance
 from steindiff.corrections.replay import Replay
 from steindiff.grids import GRIDS
-from steindiff.production import Images, Manifest, produce, verify
-from steindiff.production.making import ahead
+from steindiff.production import Images, Manifest, generate, verify
+from steindiff.production.generating import ahead
 from steindiff.production.settings import setting
 from steindiff.schedules import SCHEDULES
-from steindiff.sealed import checksum
 
 SEEDS = range(5, 23)
 FIVE = SOLVER.levels(GRIDS["edm-min"], SCHEDULES["edm"], 5)
@@ -214,16 +214,16 @@ DIFFERENT = {
     "recipe.nfe: 4, not 5; recipe.levels": partial(make, plan=PLAIN._replace(levels=FIVE)),
     "recipe.correction.calibration: None": partial(make, plan=PLAIN._replace(correction=Replay(EMPTY))),
     "recipe.correction.kind: 'Plain', not 'Relaxation'": partial(make, plan=drills.RELAXED),
-    "recipe.solver.nominal_order: 2, not 3": lambda folder: produce(
+    "recipe.solver.nominal_order: 2, not 3": lambda folder: generate(
         subject(), SOLVERS["dpmpp-3m"], PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
     ),
-    "recipe.model: 'toy', not 'toys'": lambda folder: produce(
+    "recipe.model: 'toy', not 'toys'": lambda folder: generate(
         replace(subject(), name="toys"), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
     ),
-    "recipe.compiled: False, not True": lambda folder: produce(
+    "recipe.compiled: False, not True": lambda folder: generate(
         replace(subject(), compiled=True), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
     ),
-    "fingerprint: the model's weights": lambda folder: produce(
+    "fingerprint: the model's weights": lambda folder: generate(
         subject(scale=0.999), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
     ),
 }
@@ -239,7 +239,7 @@ def test_another_setting_is_refused_by_name(folder: Path, message: str):
 
 
 def test_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("steindiff.production.making.__version__", "9.9")
+    monkeypatch.setattr("steindiff.production.generating.__version__", "9.9")
     with pytest.raises(ValueError, match=r"recipe.steindiff: .*, not '9.9'"):
         make(folder)
 
@@ -254,7 +254,7 @@ def test_calibrations_are_told_apart_beyond_the_digits_of_their_file(tmp_path: P
 def test_settings_of_every_correction_can_be_recorded():
     for correction in (
         Plain(),
-        Relaxation(activation=Neediest()),
+        Relaxation(activation=TopK()),
         Replay(EMPTY),
         Balance(DCT(SHAPE), torch.ones(1, 4)),
     ):
@@ -268,7 +268,9 @@ def test_settings_of_every_correction_can_be_recorded():
 @pytest.mark.parametrize("k", [1, 3])
 def test_nan_names_seeds_and_step_and_leaves_nothing(tmp_path: Path, whole: Path, k: int):
     ill = subject(nan=(10, k))
-    run = partial(produce, solver=SOLVER, plan=PLAIN, seeds=SEEDS, folder=tmp_path, shard_size=4, batch=3, labels=label)
+    run = partial(
+        generate, solver=SOLVER, plan=PLAIN, seeds=SEEDS, folder=tmp_path, shard_size=4, batch=3, labels=label
+    )
     with pytest.raises(RuntimeError, match=rf"shard 1, seeds 9 to 11: step {k} of 4, .* the network's output"):
         run(ill)
     assert set(files(tmp_path)) == {"manifest.json", "shard-00000.safetensors", "shard-00000.safetensors.sha256"}
@@ -281,7 +283,7 @@ def test_batch_that_does_not_fit_is_said_and_the_folder_stays_free(tmp_path: Pat
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("steindiff.production.making.sample", full)
+        patch.setattr("steindiff.production.generating.sample", full)
         with pytest.raises(MemoryError, match=r"batch = 3: does not fit in memory \(shard 0, seeds 5 to 7\)"):
             make(tmp_path)
     assert not files(tmp_path)

@@ -10,15 +10,16 @@ import torch
 
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
+from steindiff.averages import OverBatch, PerSample, mean
 from steindiff.corrections import (
     Clamped,
     EveryStep,
     Expansion,
-    Neediest,
     Normalised,
     OnlySteps,
     Plain,
     Relaxation,
+    TopK,
     Unclamped,
 )
 from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
@@ -29,7 +30,6 @@ from steindiff.probes import VJP, Adaptive, Analytic, Exact, FiniteDifference, p
 from steindiff.probes.base import dot
 from steindiff.schedules import EDM, VP, Schedule
 from steindiff.solvers import DDIM, DPMSolverMultistep, Solver
-from steindiff.statistics import OverBatch, PerSample, mean
 from steindiff.tableau import Evaluation, Step
 from stepping import PAPER_SOLVERS, digits, digits_denoiser
 
@@ -417,10 +417,10 @@ def test_leaves_pure_noise_and_the_last_step_alone():
         (OnlySteps((0, 2)), [True, False, True, False, False]),
         (OnlySteps((-2,)), [False, False, False, True, False]),
         (OnlySteps(()), [False] * 5),
-        (Neediest(1), [False, False, False, True, False]),  # the EDM grid's longest step in log-SNR
-        (Neediest(2), [False, False, True, True, False]),
-        (Neediest(9), [True, True, True, True, False]),
-        (Neediest(1, Expansion((0.1, 0.9, 5.0, 0.3, 0.1))), [False, False, True, False, False]),
+        (TopK(1), [False, False, False, True, False]),  # the EDM grid's longest step in log-SNR
+        (TopK(2), [False, False, True, True, False]),
+        (TopK(9), [True, True, True, True, False]),
+        (TopK(1, Expansion((0.1, 0.9, 5.0, 0.3, 0.1))), [False, False, True, False, False]),
     ],
     ids=["two", "from the end", "none", "neediest", "two neediest", "all", "certificate"],
 )
@@ -435,7 +435,7 @@ def test_sparse_activation(activation, expected: list[bool]):
 
 def test_equally_long_steps_go_to_the_earliest():
     levels = GRIDS["logsnr"](EDM(), 8)
-    assert [Neediest(3)(levels, i) for i in range(8)] == [True] * 3 + [False] * 5
+    assert [TopK(3)(levels, i) for i in range(8)] == [True] * 3 + [False] * 5
 
 
 def test_adaptive_mode_pays_only_below_its_threshold():
@@ -478,7 +478,7 @@ def test_seed_decides_the_probes():
         (lambda: Relaxation(seed=-1), r"seed = -1: allowed are whole numbers >= 0"),
         (lambda: Clamped(0.0), r"minimum = 0.0: allowed are numbers in \(0, 1\]"),
         (lambda: Unclamped(1.5), r"minimum = 1.5: allowed are numbers in \(0, 1\]"),
-        (lambda: Neediest(0), r"k = 0: allowed are whole numbers >= 1"),
+        (lambda: TopK(0), r"k = 0: allowed are whole numbers >= 1"),
         (lambda: OnlySteps((7,))(GRIDS["edm"](EDM(), 5), 0), r"steps: 7 is not one of a run of 5 steps"),
         (lambda: Expansion((1.0,))(GRIDS["edm"](EDM(), 5), 0), r"lipschitz: 1 values for a run of 5 steps"),
     ],

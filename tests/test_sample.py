@@ -10,8 +10,8 @@ import torch
 
 from problems import FLOAT, Nonlinear, gaussian, mixture
 from steindiff import GRIDS, SOLVERS, Cancelled, noise, sample
-from steindiff.denoisers import EDMDenoiser, Epsilon, Gaussian, Leaf, Preconditioned
-from steindiff.discovery import named
+from steindiff._discovery import named
+from steindiff.denoisers import CountingDenoiser, EDMDenoiser, Epsilon, Gaussian, Preconditioned
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import DDIM, DPMSolverMultistep, Heun
 
@@ -116,7 +116,7 @@ def test_trajectory_and_progress(capsys):
     assert sample(problem.denoiser, x, LEVELS, DDIM()).trajectory == ()
 
 
-class Broken(Leaf):
+class Broken(CountingDenoiser):
     """Denoises until it does not."""
 
     def __init__(self, at: int, value: float) -> None:
@@ -136,7 +136,7 @@ def test_nan_from_the_network_is_said_with_its_step(value: float, at: int):
 
 
 def test_an_overflowing_state_is_said_with_its_step():
-    class Huge(Leaf):
+    class Huge(CountingDenoiser):
         def denoise(self, x, level):
             return torch.full_like(x, 3e38)
 
@@ -162,7 +162,7 @@ def test_bad_states_are_refused(x, message: str):
 
 
 def test_a_network_of_the_wrong_shape_is_refused():
-    class Cropped(Leaf):
+    class Cropped(CountingDenoiser):
         def denoise(self, x, level):
             return x[:, :1]
 

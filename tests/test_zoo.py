@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from steindiff import zoo
 from steindiff.calibration import Calibration
 from steindiff.levels import Level
-from steindiff.subjects import by_seed, embedded
+from steindiff.models import by_seed, embedded
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, weights
 from steindiff.zoo.shipped import FOLDER, location
 

@@ -5,7 +5,7 @@ Data flows one way: model → Denoiser → Step (tableau + engine) → Correctio
 
 from steindiff.grids import GRIDS
 from steindiff.levels import Level, Levels
-from steindiff.sample import Cancelled, Moment, Sampling, sample
+from steindiff.loop import Cancelled, SampleResult, StepInfo, sample
 from steindiff.schedules import SCHEDULES
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
@@ -19,8 +19,8 @@ __all__ = [
     "Cancelled",
     "Level",
     "Levels",
-    "Moment",
-    "Sampling",
+    "SampleResult",
+    "StepInfo",
     "__version__",
     "noise",
     "sample",

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from steindiff import bases, schedules, solvers
+from steindiff._files import write_json
+from steindiff._serialization import from_config, kinds, to_config, verified, with_checksum
 from steindiff.bases import Basis
 from steindiff.denoisers.base import Denoiser
-from steindiff.describe import describe, kinds, revive
-from steindiff.files import write_json
 from steindiff.levels import Level, Levels
 from steindiff.schedules.base import Schedule
-from steindiff.sealed import seal, unseal
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 
@@ -161,11 +160,11 @@ class Calibration:
         """The content of the file, checksum included."""
         content = {
             "format": FORMAT,
-            "solver": describe(self.solver),
+            "solver": to_config(self.solver),
             "nfe": self.nfe,
-            "schedule": describe(self.levels.schedule),
+            "schedule": to_config(self.levels.schedule),
             "levels": [list(level) for level in self.levels],
-            "basis": describe(self.basis),
+            "basis": to_config(self.basis),
             "gamma": list(self.gamma),
             "rho": [[round(v, 6) for v in row] for row in self.rho],
             "tau": [[[round(v, 6) for v in row] for row in rows] for rows in self.tau],
@@ -174,7 +173,7 @@ class Calibration:
             "settings": self.settings,
         }
         content = json.loads(json.dumps(content))
-        return seal(content)
+        return with_checksum(content)
 
     @classmethod
     def from_dict(cls, content: Any) -> Calibration:
@@ -183,16 +182,16 @@ class Calibration:
         Raises:
             ValueError: if anything is missing, altered or of another version.
         """
-        body = unseal("calibration", content, FORMAT)
+        body = verified("calibration", content, FORMAT)
         missing = FIELDS - set(body)
         if missing:
             raise ValueError(f"fields missing: {', '.join(sorted(missing))}")
         try:
-            schedule = revive("schedule", body["schedule"], kinds(schedules, Schedule))
+            schedule = from_config("schedule", body["schedule"], kinds(schedules, Schedule))
             calibration = cls(
-                solver=revive("solver", body["solver"], kinds(solvers, Solver)),
+                solver=from_config("solver", body["solver"], kinds(solvers, Solver)),
                 levels=Levels(tuple(Level(*map(float, level)) for level in body["levels"]), schedule),
-                basis=revive("basis", body["basis"], kinds(bases, Basis)),
+                basis=from_config("basis", body["basis"], kinds(bases, Basis)),
                 rho=tuple(tuple(map(float, row)) for row in body["rho"]),
                 gamma=tuple(map(float, body["gamma"])),
                 error=tuple(tuple(map(float, row)) for row in body["error"]),

@@ -31,8 +31,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from steindiff.discovery import named
-from steindiff.files import atomic, sha256
+from steindiff._discovery import named
+from steindiff._files import atomic, sha256
 from steindiff.zoo import weights
 
 _SECONDS = 1800

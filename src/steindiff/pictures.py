@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from steindiff.statistics import WHOLE, Share
+from steindiff._distributed import EVERYTHING, Rank
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
@@ -31,7 +31,7 @@ class Pictures(Protocol):
     def __len__(self) -> int:
         """How many there are."""
 
-    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+    def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
         """The images in order, uint8 `(B, C, H, W)`, B <= `size`.
 
         The set is cut into batches first, and whole batches are shared: a process sees the batches that one process
@@ -60,9 +60,9 @@ class Folder:
     def __len__(self) -> int:
         return len(self.files)
 
-    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+    def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
         shape: tuple[int, ...] | None = None
-        for start in share.of(range(0, len(self), size)):
+        for start in share.slice(range(0, len(self), size)):
             images = []
             for file in self.files[start : start + size]:
                 pixels = decode(file)
@@ -106,9 +106,9 @@ class Archive:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+    def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
         one = math.prod(self.shape[1:])
-        starts = share.of(range(0, len(self), size))
+        starts = share.slice(range(0, len(self), size))
         with self._array() as (file, shape):
             if shape != self.shape:
                 raise ValueError("changed while it was read")
@@ -155,5 +155,5 @@ class Stack:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
-        return iter(share.of(self.images.split(size)))
+    def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
+        return iter(share.slice(self.images.split(size)))

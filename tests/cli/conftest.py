@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-import subjects
-from steindiff.cli.frame import run
-from steindiff.compare import Subject
-from steindiff.subjects import MODELS
+import toys
+from steindiff.cli.app import run
+from steindiff.comparison import Subject
+from steindiff.models import MODELS
 
 
 class Outcome(NamedTuple):
@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 
 def digits(guidance: float, device: str, *, compiled: bool = False) -> Subject:
-    return dataclasses.replace(subjects.subject(), compiled=compiled)
+    return dataclasses.replace(toys.subject(), compiled=compiled)
 
 
 class Hungry(torch.nn.Module):
@@ -31,7 +31,7 @@ class Hungry(torch.nn.Module):
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
-        self.inner = subjects.denoiser()
+        self.inner = toys.denoiser()
         self.calls = 0
 
     def __call__(self, x, level):
@@ -43,7 +43,7 @@ class Hungry(torch.nn.Module):
 
 def hungry(room: int) -> Callable[..., Subject]:
     return lambda guidance, device, compiled=False: dataclasses.replace(
-        subjects.subject(lambda solver, nfe: None), denoisers=lambda seeds: Hungry(room)
+        toys.subject(lambda solver, nfe: None), denoisers=lambda seeds: Hungry(room)
     )
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from steindiff import sample, zoo
-from steindiff.calibrate import Recipe, calibrate
+from steindiff.calibrating import Recipe, calibrate
 from steindiff.corrections.replay import Replay
 from steindiff.grids import Karras, LogSNR
+from steindiff.models import embedded
+from steindiff.reference_run import reference_run
 from steindiff.solvers import DPMSolverMultistep
-from steindiff.subjects import embedded
-from steindiff.survey import survey
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -84,7 +84,7 @@ def test_a_calibration_made_without_a_pipeline_goes_with_it(tmp_path):
     """It is put into the scheduler, saved with the pipeline, and checked against model and guidance."""
     subject = embedded("fashion")
     denoisers, schedule, shape = subject.denoisers, subject.schedule, subject.shape
-    measured = survey(denoisers, schedule, shape, seeds=range(4), batch=4, steps=6, stations=0)
+    measured = reference_run(denoisers, schedule, shape, seeds=range(4), batch=4, steps=6, probe_levels=0)
     calibration = calibrate(denoisers, DPMSolverMultistep(2), schedule, 4, shape, recipe=EVEN, measured=measured)
     pipe = quiet(ours.export(zoo.load("fashion"), calibration))
     latents = torch.randn(2, *subject.shape, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from steindiff import sample
-from steindiff.calibrate import ByEnergy, Recipe, SteinEnergy
+from steindiff.calibrating import ByEnergy, Recipe, SteinEnergy
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.grids import LogSNR
@@ -34,7 +34,7 @@ from steindiff.integrations.diffusers.capture import capture, network_of  # noqa
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
-BRIEF = Recipe(steps=6, stations=2, probed=2, within=0)
+BRIEF = Recipe(steps=6, probe_levels=2, probe_samples=2, tolerance=0)
 QUICK = {"seeds": range(6), "recipe": BRIEF, "batch": 3}
 SIZE = {"height": 16, "width": 16}
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from problems import random_calibration
 from steindiff import sample
+from steindiff.averages import PerSample
 from steindiff.bases import natural_basis
 from steindiff.calibration import Calibration
 from steindiff.corrections.relaxation import Normalised, Relaxation
@@ -24,7 +25,6 @@ from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.probes.analytic import Analytic
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
-from steindiff.statistics import PerSample
 
 diffusers = pytest.importorskip("diffusers")
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from problems import random_calibration
 from steindiff import sample
-from steindiff.calibrate import Recipe
+from steindiff.calibrating import Recipe
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian
 from steindiff.grids import Karras, LogSNR
@@ -148,7 +148,7 @@ def test_calibrate_under_inference_mode(flow: bool):
     with torch.inference_mode():
         host = Host(flow=flow)
         low, high = (0.01, 0.99) if flow else (0.02, 20.0)
-        recipe = Recipe(steps=8, stations=3, probed=4)
+        recipe = Recipe(steps=8, probe_levels=3, probe_samples=4)
         calibration = calibrate_steindiff(
             host, SHAPE, 4, low, high, flow=flow, recipe=recipe, seeds=range(8), settings={"cfg": 3.0}
         )

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-import subjects
-from steindiff.compare import compare
+import toys
+from steindiff.comparison import compare
 from steindiff.report import write
 from steindiff.solvers import SOLVERS
 
@@ -45,7 +45,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("report")
-    comparison = compare(subjects.subject(), SOLVERS["dpmpp-2m"], [4, 5, 6], range(8), settings={"model": "digits"})
+    comparison = compare(toys.subject(), SOLVERS["dpmpp-2m"], [4, 5, 6], range(8), settings={"model": "digits"})
     return f"file://{write(comparison, folder)[0]}"
 
 
@@ -149,7 +149,7 @@ def test_charts(page):
 
 def test_flat_charts_have_room(browser, tmp_path):
     """γ = 1 at every step, one number of evaluations, no calibration: nothing may come out as NaN."""
-    bare = compare(subjects.subject(lambda solver, nfe: None), SOLVERS["ddim"], [2], range(2), lipschitz_seeds=0)
+    bare = compare(toys.subject(lambda solver, nfe: None), SOLVERS["ddim"], [2], range(2), lipschitz_seeds=0)
     flat = dataclasses.replace(bare, rows=tuple(dataclasses.replace(row, gamma=(1.0, 1.0)) for row in bare.rows))
     opened = browser.new_page()
     troubles: list[str] = []

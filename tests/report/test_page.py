@@ -9,8 +9,8 @@ import re
 import pytest
 import torch
 
-import subjects
-from steindiff.compare import METHODS, compare, high_frequency_power, spectrum
+import toys
+from steindiff.comparison import METHODS, compare, high_frequency_power, spectrum
 from steindiff.report import contact_sheet, page, write
 from steindiff.report.page import content
 from steindiff.solvers import SOLVERS
@@ -19,7 +19,7 @@ from steindiff.solvers import SOLVERS
 @pytest.fixture(scope="module")
 def comparison():
     settings = {"model": "digits", "note": "</script><b>&"}
-    return compare(subjects.subject(), SOLVERS["dpmpp-2m"], [4, 5], range(12), settings=settings)
+    return compare(toys.subject(), SOLVERS["dpmpp-2m"], [4, 5], range(12), settings=settings)
 
 
 def test_one_file_without_requests(comparison):
@@ -56,7 +56,7 @@ def test_content(comparison):
 
 
 def test_without_calibration():
-    bare = compare(subjects.subject(lambda solver, nfe: None), SOLVERS["ddim"], [3], range(2), lipschitz_seeds=0)
+    bare = compare(toys.subject(lambda solver, nfe: None), SOLVERS["ddim"], [3], range(2), lipschitz_seeds=0)
     assert content(bare)["tiles"] == {}
     assert "SteinDiff" in page(bare)
 
@@ -85,7 +85,7 @@ def test_spectrum_keeps_the_energy():
 
 def test_same_seed_same_image_whatever_the_batch():
     runs = [
-        compare(subjects.subject(), SOLVERS["dpmpp-2m"], [4], range(6), batch=batch, lipschitz_seeds=0, methods=plain)
+        compare(toys.subject(), SOLVERS["dpmpp-2m"], [4], range(6), batch=batch, lipschitz_seeds=0, methods=plain)
         for batch in (6, 2)
         for plain in [{name: METHODS[name] for name in ("edm", "calibrated")}]
     ]

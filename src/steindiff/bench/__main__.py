@@ -13,14 +13,14 @@ import sys
 import time
 from pathlib import Path
 
+from steindiff._devices import available
+from steindiff._files import folder
 from steindiff.bench.report import markdown
 from steindiff.bench.scope import SCOPES
 from steindiff.bench.sections import SECTIONS, bench
 from steindiff.bench.writing import write
-from steindiff.devices import available
-from steindiff.files import folder
+from steindiff.models import MODELS
 from steindiff.solvers import SOLVERS
-from steindiff.subjects import MODELS
 
 
 def main() -> None:

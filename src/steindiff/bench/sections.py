@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 import steindiff
+from steindiff._packages import installed
 from steindiff.bench.hosts import Missing, diffusers_loop
 from steindiff.bench.scope import Scope
 from steindiff.bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved
-from steindiff.compare import Subject
+from steindiff.comparison import Subject
 from steindiff.corrections.base import Correction
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import EDMDenoiser
 from steindiff.denoisers.autocast import Autocast
-from steindiff.denoisers.base import Denoiser, Network, Networked
+from steindiff.denoisers.base import Denoiser, Network, NetworkDenoiser
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
-from steindiff.packages import installed
+from steindiff.loop import sample
 from steindiff.probes import VJP, Adaptive, Analytic, OnPart
+from steindiff.probes._pullback import pullback
 from steindiff.probes.memory import fitting
-from steindiff.probes.pullback import pullback
-from steindiff.sample import sample
 from steindiff.schedules import EDM
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
@@ -40,7 +40,7 @@ from steindiff.zoo import EDMPrecond, UNet, UNetConfig
 
 Record = dict[str, Any]
 """One line of a result, as JSON has it."""
-Variants = Callable[[Networked], dict[str, Denoiser]]
+Variants = Callable[[NetworkDenoiser], dict[str, Denoiser]]
 """Other ways to prepare the network of a denoiser, by name."""
 GRID = "edm"
 """The grid of runs that have no calibration of their own: it ends at σ = 0, where a relaxation does not act."""
@@ -269,7 +269,7 @@ def scaling_section(bench: Bench) -> Iterator[Record]:
         yield bench.record("memory", "bounded", "plain", found, **facts)
 
 
-def rebound(denoiser: Networked, change: Callable[[Any], Network]) -> Networked:
+def rebound(denoiser: NetworkDenoiser, change: Callable[[Any], Network]) -> NetworkDenoiser:
     """The denoiser with its network changed, its conditions kept."""
     bound, other = denoiser.network, copy.copy(denoiser)
     if isinstance(bound, partial):
@@ -297,7 +297,7 @@ def network_section(bench: Bench, section: str, variants: Variants) -> Iterator[
     levels = bench.levels
     for batch in bench.scope.batches:
         denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
-        if not isinstance(denoiser, Networked):
+        if not isinstance(denoiser, NetworkDenoiser):
             yield {"section": section, "name": section, "missing": "the model has no network"}
             return
         ways = {"plain": denoiser, **variants(denoiser)}
@@ -311,7 +311,7 @@ def network_section(bench: Bench, section: str, variants: Variants) -> Iterator[
 def precision_section(bench: Bench) -> Iterator[Record]:
     """Channels-last layout, bfloat16 by autocast, and both."""
 
-    def variants(denoiser: Networked) -> dict[str, Denoiser]:
+    def variants(denoiser: NetworkDenoiser) -> dict[str, Denoiser]:
         last = rebound(denoiser, channels_last)
         return {
             "channels-last": last,

@@ -1,5 +1,5 @@
 """`python -m steindiff.cli`."""
 
-from steindiff.cli.frame import main
+from steindiff.cli.app import main
 
 main()

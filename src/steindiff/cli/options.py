@@ -10,14 +10,14 @@ from typing import Annotated
 import torch
 import typer
 
+from steindiff._devices import available
+from steindiff._discovery import named
 from steindiff.calibration import Calibration
-from steindiff.cli.launch import own_gpu
-from steindiff.compare import METHODS, Subject
-from steindiff.devices import available
-from steindiff.discovery import named
+from steindiff.cli.process_group import own_gpu
+from steindiff.comparison import METHODS, Subject
 from steindiff.grids import GRIDS
+from steindiff.models import MODELS
 from steindiff.solvers import SOLVERS
-from steindiff.subjects import MODELS
 
 Model = Annotated[str, typer.Option(help=f"Embedded model: {', '.join(MODELS)}.", autocompletion=lambda: list(MODELS))]
 Solver = Annotated[

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from steindiff.cli.launch import speaker
-from steindiff.statistics import share
+from steindiff._distributed import rank
+from steindiff.cli.process_group import speaker
 
 results = Console(highlight=False)
 """Stdout. Rich drops colours and boxes' control codes by itself where this is a pipe."""
@@ -41,6 +41,6 @@ def progress() -> Iterator[Progress]:
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("left"),
     )
-    silent = not errors.is_terminal or share().rank > 0
+    silent = not errors.is_terminal or rank().rank > 0
     with Progress(*columns, console=errors, transient=True, disable=silent) as bar:
         yield bar

@@ -3,12 +3,20 @@
 A new file with a `VARIANTS` table is found by walking this folder.
 """
 
-from steindiff.corrections.activation import Activation, EveryStep, Expansion, Neediest, OnlySteps, log_step
+from steindiff._discovery import variants
+from steindiff.corrections.activation import Activation, EveryStep, Expansion, OnlySteps, TopK, log_step
 from steindiff.corrections.base import Correction, Transition
 from steindiff.corrections.consistency import Consistency, Likelihood, LogSigma, Matched, PerDimension
 from steindiff.corrections.plain import Plain
-from steindiff.corrections.relaxation import Bounds, Clamped, Coordinates, Given, Normalised, Relaxation, Unclamped
-from steindiff.discovery import variants
+from steindiff.corrections.relaxation import (
+    Bounds,
+    Clamped,
+    Coordinates,
+    Normalised,
+    Relaxation,
+    ScheduleCoordinates,
+    Unclamped,
+)
 
 CORRECTIONS: dict[str, Correction] = variants(__name__, __path__, Correction)
 
@@ -22,16 +30,16 @@ __all__ = [
     "Correction",
     "EveryStep",
     "Expansion",
-    "Given",
     "Likelihood",
     "LogSigma",
     "Matched",
-    "Neediest",
     "Normalised",
     "OnlySteps",
     "PerDimension",
     "Plain",
     "Relaxation",
+    "ScheduleCoordinates",
+    "TopK",
     "Transition",
     "Unclamped",
     "log_step",

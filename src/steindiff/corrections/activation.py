@@ -85,7 +85,7 @@ class Expansion:
 
 
 @dataclass(frozen=True)
-class Neediest(Activation):
+class TopK(Activation):
     r"""The K steps that need it most; the paper's K is at most 3 and its rule is not given.
 
     Steps from α = 0 or to σ = 0 do not compete. Of equal needs the earlier step wins, which on a log-SNR grid, where

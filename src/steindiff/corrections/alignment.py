@@ -26,11 +26,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from steindiff.averages import mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.balance import split_step
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
-from steindiff.statistics import mean, standard_error
 from steindiff.tableau import Evaluation, Step
 
 TINY = 1e-12

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from steindiff.averages import mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
-from steindiff.statistics import mean, standard_error
 from steindiff.tableau import Step
 
 

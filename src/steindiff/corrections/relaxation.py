@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from steindiff.averages import Average, OverBatch
 from steindiff.corrections.activation import Activation, EveryStep
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
@@ -17,7 +18,6 @@ from steindiff.probes.adaptive import Adaptive
 from steindiff.probes.analytic import Analytic
 from steindiff.probes.base import Probe, dot
 from steindiff.probes.vjp import VJP
-from steindiff.statistics import Average, OverBatch
 from steindiff.tableau import Step
 
 GROWTH = 3.0
@@ -75,7 +75,7 @@ class Coordinates(ABC):
 
 
 @dataclass(frozen=True)
-class Given(Coordinates):
+class ScheduleCoordinates(Coordinates):
     """Those of the schedule, as in the paper."""
 
     def carry(self, s: Level, t: Level) -> float:
@@ -188,11 +188,11 @@ class Relaxation(Correction):
 
     Args:
         probe: how div T is found.
-        activation: at which steps to act; the paper's sparse activation is `OnlySteps` or `Neediest`.
+        activation: at which steps to act; the paper's sparse activation is `OnlySteps` or `TopK`.
         bounds: `Clamped()` for γ <= 1, `Unclamped()` for Algorithm 1 to the letter.
         average: `OverBatch()` for one γ a step, `PerSample()` for one γ a sample.
-        coordinates: `Given()` as in the paper, or `Normalised()`, which agrees with it where α = 1 and spares other
-            schedules the terms in 1/α, whose noise drowns γ where α is small.
+        coordinates: `ScheduleCoordinates()` as in the paper, or `Normalised()`, which agrees with it where α = 1
+            and spares other schedules the terms in 1/α, whose noise drowns γ where α is small.
         epsilon: safeguard in the denominator.
         seed: the probe directions of step i are drawn from (seed, i), so a run can be repeated.
 
@@ -205,7 +205,7 @@ class Relaxation(Correction):
     activation: Activation = field(default_factory=EveryStep)
     bounds: Bounds = field(default_factory=Clamped)
     average: Average = field(default_factory=OverBatch)
-    coordinates: Coordinates = field(default_factory=Given)
+    coordinates: Coordinates = field(default_factory=ScheduleCoordinates)
     epsilon: float = 1e-12
     seed: int = 0
 

@@ -1,7 +1,7 @@
 """Denoisers: anything that turns (x, level) into E[x* | x]."""
 
 from steindiff.denoisers.autocast import Autocast
-from steindiff.denoisers.base import Denoiser, Leaf
+from steindiff.denoisers.base import CountingDenoiser, Denoiser
 from steindiff.denoisers.edm import EDMDenoiser, Preconditioned
 from steindiff.denoisers.gaussian import Gaussian
 from steindiff.denoisers.guidance import Guided
@@ -12,6 +12,7 @@ from steindiff.denoisers.thresholding import DynamicThreshold, StaticThreshold
 __all__ = [
     "X0",
     "Autocast",
+    "CountingDenoiser",
     "Denoiser",
     "DynamicThreshold",
     "EDMDenoiser",
@@ -20,7 +21,6 @@ __all__ = [
     "FlowVelocity",
     "Gaussian",
     "Guided",
-    "Leaf",
     "Mixture",
     "Preconditioned",
     "Prediction",

@@ -34,5 +34,5 @@ class Autocast(Denoiser):
     def calls(self) -> int:
         return self.denoiser.calls
 
-    def part(self, part: slice, batch: int) -> Autocast:
-        return Autocast(self.denoiser.part(part, batch), self.dtype)
+    def subset(self, part: slice, batch: int) -> Autocast:
+        return Autocast(self.denoiser.subset(part, batch), self.dtype)

@@ -15,13 +15,13 @@ from steindiff.levels import Level
 Network = Callable[[Tensor, Tensor], Tensor]
 """A network: states `(B, *)` and conditioning times `(B,)` to an output `(B, *)`."""
 
-Self = TypeVar("Self", bound="Networked")
+Self = TypeVar("Self", bound="NetworkDenoiser")
 
 
 class Denoiser(ABC):
     r"""D(x, level) = E[x* | α x* + σ ε = x], for states x of shape `(B, *)`.
 
-    Wrappers (guidance, thresholding) take denoisers and are denoisers; leaves derive from `Leaf`.
+    Wrappers (guidance, thresholding) take denoisers and are denoisers; leaves derive from `CountingDenoiser`.
     """
 
     @abstractmethod
@@ -33,7 +33,7 @@ class Denoiser(ABC):
     def calls(self) -> int:
         """Network calls made so far. The difference over a run is its true cost."""
 
-    def part(self, part: slice, batch: int) -> Denoiser:
+    def subset(self, part: slice, batch: int) -> Denoiser:
         """The denoiser of the samples `part` of a batch of `batch`: conditions that belong to samples are cut likewise.
 
         Its calls count as the whole one's. A denoiser without such conditions is its own part.
@@ -41,7 +41,7 @@ class Denoiser(ABC):
         return self
 
 
-class Leaf(Denoiser):
+class CountingDenoiser(Denoiser):
     """A denoiser that evaluates something itself, and counts."""
 
     @cached_property
@@ -62,7 +62,7 @@ class Leaf(Denoiser):
         """One evaluation, `(B, *)` to `(B, *)`."""
 
 
-class Networked(Leaf):
+class NetworkDenoiser(CountingDenoiser):
     """A leaf around a network. Conditions (labels, text) are bound to it by `functools.partial`, one for each sample.
 
     Attributes:
@@ -71,7 +71,7 @@ class Networked(Leaf):
 
     network: Network
 
-    def part(self: Self, part: slice, batch: int) -> Self:
+    def subset(self: Self, part: slice, batch: int) -> Self:
         self._count[0] += 0  # made before it is shared
         smaller = copy.copy(self)
         smaller.network = cut(self.network, part, batch)

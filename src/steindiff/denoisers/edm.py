@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from steindiff.denoisers.base import Network, Networked
+from steindiff.denoisers.base import Network, NetworkDenoiser
 from steindiff.levels import Level
 
 
-class EDMDenoiser(Networked):
+class EDMDenoiser(NetworkDenoiser):
     r"""A network D_θ(x; σ) for x = x* + σ ε, used on any schedule: D(x, level) = D_θ(x/α; σ/α).
 
     Args:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steindiff.denoisers.base import Leaf
+from steindiff.denoisers.base import CountingDenoiser
 from steindiff.levels import Level
 
 
-class Gaussian(Leaf):
+class Gaussian(CountingDenoiser):
     r"""Data N(μ, diag(c)): D(x) = μ + α c/(α² c + σ²) (x − α μ).
 
     The probability flow is known too: every coordinate keeps its quantile, so

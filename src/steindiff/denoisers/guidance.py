@@ -51,6 +51,6 @@ class Guided(Denoiser):
     def calls(self) -> int:
         return self.conditional.calls + self.unconditional.calls
 
-    def part(self, part: slice, batch: int) -> Guided:
-        conditional, unconditional = self.conditional.part(part, batch), self.unconditional.part(part, batch)
+    def subset(self, part: slice, batch: int) -> Guided:
+        conditional, unconditional = self.conditional.subset(part, batch), self.unconditional.subset(part, batch)
         return Guided(conditional, unconditional, self.scale, self.rescale)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steindiff.denoisers.base import Leaf
+from steindiff.denoisers.base import CountingDenoiser
 from steindiff.levels import Level
 
 
-class Mixture(Leaf):
+class Mixture(CountingDenoiser):
     r"""Data Σ_k π_k N(μ_k, c_k I): D(x) = Σ_k w_k(x) D_k(x).
 
     D_k(x) = μ_k + g_k (x − α μ_k), g_k = α c_k/(α² c_k + σ²); w_k ∝ π_k N(x; α μ_k, (α² c_k + σ²) I).

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from steindiff.denoisers.base import Network, Networked
+from steindiff.denoisers.base import Network, NetworkDenoiser
 from steindiff.levels import Level
 
 
@@ -17,7 +17,7 @@ def network_time(level: Level) -> float:
     return level.t
 
 
-class Prediction(Networked):
+class Prediction(NetworkDenoiser):
     r"""A network f(x, t) together with the formula that turns its output into x*.
 
     Args:
@@ -65,7 +65,7 @@ class Velocity(Prediction):
     r"""f ≈ v = α ε − σ x*: D = (α x − σ f)/(α² + σ²).
 
     References:
-        Progressive Distillation for Fast Sampling of Diffusion Models (Salimans & Ho, 2022), arXiv:2202.00512.
+        Progressive Distillation for Fast SampleResult of Diffusion Models (Salimans & Ho, 2022), arXiv:2202.00512.
     """
 
     def clean(self, x: Tensor, output: Tensor, level: Level) -> Tensor:

@@ -24,8 +24,8 @@ class StaticThreshold(Denoiser):
     def calls(self) -> int:
         return self.denoiser.calls
 
-    def part(self, part: slice, batch: int) -> StaticThreshold:
-        return StaticThreshold(self.denoiser.part(part, batch), self.bound)
+    def subset(self, part: slice, batch: int) -> StaticThreshold:
+        return StaticThreshold(self.denoiser.subset(part, batch), self.bound)
 
 
 class DynamicThreshold(Denoiser):
@@ -60,5 +60,5 @@ class DynamicThreshold(Denoiser):
     def calls(self) -> int:
         return self.denoiser.calls
 
-    def part(self, part: slice, batch: int) -> DynamicThreshold:
-        return DynamicThreshold(self.denoiser.part(part, batch), self.quantile, self.maximum)
+    def subset(self, part: slice, batch: int) -> DynamicThreshold:
+        return DynamicThreshold(self.denoiser.subset(part, batch), self.quantile, self.maximum)

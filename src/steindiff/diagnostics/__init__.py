@@ -1,11 +1,11 @@
 """Diagnostics: what a step does to errors, measured; each as data and as a plot on given axes."""
 
-from steindiff.diagnostics.certificate import Certificate, certificate, plot_certificate
+from steindiff.diagnostics._certificate import Certificate, certificate, plot_certificate
+from steindiff.diagnostics._decay import Decay, decay, plot_decay
+from steindiff.diagnostics._lipschitz import Lipschitz, difference, lipschitz, operator_norm, plot_lipschitz
+from steindiff.diagnostics._oscillation import Oscillation, oscillation, plot_oscillation
 from steindiff.diagnostics.coupling import Flow, couple, fine_flow, ideal_step
-from steindiff.diagnostics.decay import Decay, decay, plot_decay
 from steindiff.diagnostics.gamma import Gammas, gammas, ideal_gammas, plot_gammas, sampled_gammas
-from steindiff.diagnostics.lipschitz import Lipschitz, difference, lipschitz, operator_norm, plot_lipschitz
-from steindiff.diagnostics.oscillation import Oscillation, oscillation, plot_oscillation
 
 __all__ = [
     "Certificate",

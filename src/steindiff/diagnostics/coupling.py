@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
-from steindiff.sample import sample
+from steindiff.loop import sample
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
 from steindiff.solvers.heun import Heun

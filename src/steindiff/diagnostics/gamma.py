@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from steindiff.corrections.observed import Observed
+from steindiff.averages import mean, ratio_error
+from steindiff.corrections.hook import WithHook
 from steindiff.corrections.relaxation import stein_numerator
 from steindiff.denoisers.base import Denoiser
 from steindiff.diagnostics.coupling import Flow, couple, fine_flow, ideal_step
 from steindiff.levels import Levels
+from steindiff.loop import sample
 from steindiff.probes.base import Probe, dot
 from steindiff.probes.vjp import VJP
-from steindiff.sample import sample
 from steindiff.solvers.base import Solver
-from steindiff.statistics import mean, ratio_error
 from steindiff.tableau import Step
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def sampled_gammas(
         if levels[i].alpha > 0.0:
             found.append(gammas(step, x, clean, levels, i, flow, generator, probe))
 
-    sample(denoiser, couple(clean, levels[0], generator), levels, solver, Observed(look))
+    sample(denoiser, couple(clean, levels[0], generator), levels, solver, WithHook(look))
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """Grids, one file each. A new file with a `VARIANTS` table is found by walking this folder."""
 
-from steindiff.discovery import variants
+from steindiff._discovery import variants
 from steindiff.grids.base import Grid
 from steindiff.grids.explicit import Explicit
 from steindiff.grids.karras import Karras

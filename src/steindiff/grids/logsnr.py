@@ -14,7 +14,7 @@ class LogSNR(Grid):
     r"""λ_i = λ_max-noise + i/(n − 1) (λ_min-noise − λ_max-noise).
 
     References:
-        DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic Model Sampling (Lu et al., 2022),
+        DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic Model SampleResult (Lu et al., 2022),
         arXiv:2206.00927.
     """
 

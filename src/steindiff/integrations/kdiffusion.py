@@ -21,18 +21,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from steindiff.calibrate import LIGHT, Recipe, calibrate
+from steindiff.calibrating import HOST_RECIPE, Recipe, calibrate
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
-from steindiff.denoisers.base import Leaf
+from steindiff.denoisers.base import CountingDenoiser
 from steindiff.grids.logsnr import LogSNR
 from steindiff.levels import Level, Levels
-from steindiff.probes.pullback import by_functional
-from steindiff.sample import Moment, sample
+from steindiff.loop import StepInfo, sample
+from steindiff.probes._pullback import by_functional
+from steindiff.reference_run import reference_run
 from steindiff.schedules import EDM, Flow
 from steindiff.schedules.base import Schedule
 from steindiff.solvers import DPMSolverMultistep, Solver
-from steindiff.survey import survey
 
 
 class Model(Protocol):
@@ -42,7 +42,7 @@ class Model(Protocol):
         """Denoise."""
 
 
-class HostDenoiser(Leaf):
+class HostDenoiser(CountingDenoiser):
     r"""A host's model as a denoiser: D(x, level) = model(x/α; σ/α), or model(x; σ) for flow matching.
 
     Args:
@@ -141,7 +141,7 @@ def sample_steindiff(
     def unit(level: Level) -> float:
         return 1.0 if flow else level.alpha
 
-    def report(moment: Moment) -> None:
+    def report(moment: StepInfo) -> None:
         if callback is not None:
             found = moment.x if moment.denoised is None else moment.denoised
             callback(
@@ -176,7 +176,7 @@ def calibrate_steindiff(
     *,
     solver: Solver | None = None,
     flow: bool = False,
-    recipe: Recipe = LIGHT,
+    recipe: Recipe = HOST_RECIPE,
     seeds: Sequence[int] = range(32),
     batch: int = 4,
     settings: dict[str, Any] | None = None,
@@ -201,7 +201,7 @@ def calibrate_steindiff(
         settings: what to record and to compare when sampling, e.g. the guidance.
         device: where to run.
         dtype: the model is called with it; the state is float32.
-        callback: as in `steindiff.sample`.
+        callback: as in `steindiff.loop`.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -210,11 +210,11 @@ def calibrate_steindiff(
         raise ValueError(f"sigma_min = {sigma_min}, sigma_max = {sigma_max}: need 0 < sigma_min < sigma_max")
     schedule: Schedule = Flow(sigma_min, sigma_max) if flow else EDM(sigma_min, sigma_max)
     denoiser = HostDenoiser(model, extra_args or {}, flow=flow, dtype=dtype)
-    measured = survey(
+    measured = reference_run(
         denoiser,
         schedule,
         tuple(shape),
-        **recipe.survey(seeds),
+        **recipe.reference_run(seeds),
         grid=LogSNR(),  # the host's runs end at σ = 0
         batch=batch,
         device=device,

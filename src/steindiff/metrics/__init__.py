@@ -1,12 +1,12 @@
 """Measures of a set of images: Fréchet distance (FID, FD-EfficientNet, FD-DINOv2), KID, precision, recall, IS."""
 
+from steindiff.metrics._inception_score import inception_classifier, inception_score
+from steindiff.metrics._precision_recall import precision_recall
 from steindiff.metrics.efficientnet import EfficientNetFeatures
 from steindiff.metrics.fd_dinov2 import dinov2_features
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
-from steindiff.metrics.inception_score import inception_classifier, inception_score
 from steindiff.metrics.kid import kernel_distance
-from steindiff.metrics.precision_recall import precision_recall
 from steindiff.metrics.pretrained import WeightsUnavailable
 
 __all__ = [

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from steindiff.statistics import distributed, total
+from steindiff._distributed import all_reduce_sum, distributed
 
 Features = Callable[[Tensor], Tensor]
 """Any map of images (B, C, H, W) to features (B, F)."""
@@ -78,17 +78,17 @@ class Moments:
         scatter = self.scatter + other.scatter + (self.count * other.count / count) * torch.outer(shift, shift)
         return Moments(count, self.mean + shift * (other.count / count), scatter)
 
-    def everywhere(self) -> Moments:
+    def all_reduce(self) -> Moments:
         r"""Moments of the samples of all processes, equal in all of them; as they are without a process group.
 
         .. math:: μ = \frac{Σ_k n_k μ_k}{Σ_k n_k}, \quad S = Σ_k S_k + n_k (μ_k − μ)(μ_k − μ)^⊤
         """
         if not distributed():
             return self
-        sums = total(torch.cat([self.count * self.mean, self.mean.new_full((1,), self.count)]))
+        sums = all_reduce_sum(torch.cat([self.count * self.mean, self.mean.new_full((1,), self.count)]))
         mean = sums[:-1] / sums[-1]
         shift = self.mean - mean
-        return Moments(int(sums[-1]), mean, total(self.scatter + self.count * torch.outer(shift, shift)))
+        return Moments(int(sums[-1]), mean, all_reduce_sum(self.scatter + self.count * torch.outer(shift, shift)))
 
     @property
     def covariance(self) -> Tensor:

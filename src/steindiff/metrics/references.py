@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from steindiff.discovery import named
-from steindiff.files import atomic
+from steindiff._discovery import named
+from steindiff._files import atomic
 from steindiff.metrics.frechet import Moments
 
 FOLDER = Path(__file__).parent / "reference"

@@ -3,7 +3,8 @@
 A new file with a `VARIANTS` table is found by walking this folder.
 """
 
-from steindiff.discovery import variants
+from steindiff._discovery import variants
+from steindiff.probes._pullback import by_autograd, by_functional, pullback
 from steindiff.probes.adaptive import Adaptive
 from steindiff.probes.analytic import Analytic
 from steindiff.probes.base import Hutchinson, Probe, Probed
@@ -13,7 +14,6 @@ from steindiff.probes.finite_difference import FiniteDifference
 from steindiff.probes.jvp import JVP, pushforward
 from steindiff.probes.memory import memory_per_sample
 from steindiff.probes.on_part import OnPart
-from steindiff.probes.pullback import by_autograd, by_functional, pullback
 from steindiff.probes.selector import Selection, Trial, select
 from steindiff.probes.vjp import VJP
 

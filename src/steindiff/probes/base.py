@@ -69,7 +69,7 @@ class Hutchinson(Probe):
         probes: number m of directions; the paper uses 5.
         directions: their distribution.
         chunk: linearise at most so many samples at a time, to bound the memory of the graph; None: all at once.
-            Conditions must then be cut with the batch (`Denoiser.part`). Same result up to rounding, same work, but
+            Conditions must then be cut with the batch (`Denoiser.subset`). Same result up to rounding, same work, but
             as many network calls as chunks.
 
     References:
@@ -139,7 +139,7 @@ def restricted(step: Step, part: slice, batch: int) -> Step:
     if len(range(*part.indices(batch))) == batch:
         return step
     history = tuple(Evaluation(e.x[part], e.d[part], e.level) for e in step.history)
-    return Step(step.tableau, step.denoiser.part(part, batch), history)
+    return Step(step.tableau, step.denoiser.subset(part, batch), history)
 
 
 def joined(parts: Sequence[Forms]) -> Forms:

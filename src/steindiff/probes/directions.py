@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from steindiff.statistics import shard
+from steindiff._distributed import shard
 
 
 class Directions(ABC):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from steindiff.levels import Level
+from steindiff.probes._pullback import Route, by_autograd
 from steindiff.probes.base import Probe, Probed, flat_step, linear, rebuilt
-from steindiff.probes.pullback import Route, by_autograd
 from steindiff.tableau import Step
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from steindiff.denoisers.base import Denoiser
+from steindiff.probes._pullback import by_autograd
 from steindiff.probes.base import flat_step, restricted
-from steindiff.probes.pullback import by_autograd
 from steindiff.tableau import Step
 
 GRADIENTS = 0.25

@@ -21,7 +21,7 @@ class OnPart(Probe):
     A relaxation that averages over the batch (`OverBatch`) needs E[div u], which a part of the batch estimates as well
     as all of it, only with more noise: its standard error grows by 1/√share. Derivatives cost `share` of what they
     would, in time and in memory. The step becomes two network calls, one for each part. Samples must not be in an
-    order that matters; the conditions must be cut with the batch (`Denoiser.part`).
+    order that matters; the conditions must be cut with the batch (`Denoiser.subset`).
 
     Args:
         share: which part of a batch, in (0, 1], rounded up to whole samples.

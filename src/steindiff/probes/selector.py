@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from steindiff.levels import Level
+from steindiff.probes._pullback import by_autograd, by_functional
 from steindiff.probes.base import Hutchinson, restricted
 from steindiff.probes.directions import Antithetic, Directions, Rademacher
 from steindiff.probes.finite_difference import FiniteDifference
 from steindiff.probes.jvp import JVP
 from steindiff.probes.memory import fitting
-from steindiff.probes.pullback import by_autograd, by_functional
 from steindiff.probes.vjp import VJP, check_memory
 from steindiff.tableau import Step
 
 TOLERANCE = 0.1
-"""Share by which a derivative may differ from a difference, on top of the difference's own error."""
+"""Rank by which a derivative may differ from a difference, on top of the difference's own error."""
 
 
 class Trial(NamedTuple):

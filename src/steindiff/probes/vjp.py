@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from steindiff.levels import Level
+from steindiff.probes._pullback import Route, by_autograd, by_functional, pullback
 from steindiff.probes.base import Forms, Hutchinson, dot, flat_step, rebuilt
 from steindiff.probes.memory import fitting
-from steindiff.probes.pullback import Route, by_autograd, by_functional, pullback
 from steindiff.tableau import Step
 
 __all__ = ["VARIANTS", "VJP", "by_autograd", "by_functional", "check_memory", "pullback"]

@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from steindiff.files import atomic, naming, write_bytes
+from steindiff._files import atomic, naming, write_bytes
 from steindiff.pixels import png
 from steindiff.production.shards import Images
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from steindiff.files import write_text
+from steindiff._files import write_text
+from steindiff._serialization import checksum, verified, with_checksum
 from steindiff.production.settings import differences
-from steindiff.sealed import checksum, seal, unseal
 
 FORMAT = 1
 """Version of the files; a set of another version is refused."""
@@ -102,7 +102,7 @@ class Manifest:
     def to_dict(self) -> dict[str, Any]:
         """The content of the file, checksum included."""
         content = {**self.settings(), "fingerprint": list(self.fingerprint)}
-        return seal(content)
+        return with_checksum(content)
 
     @classmethod
     def from_dict(cls, content: Any) -> Manifest:
@@ -111,7 +111,7 @@ class Manifest:
         Raises:
             ValueError: if anything is missing, altered or of another version.
         """
-        body = unseal("manifest", content, FORMAT)
+        body = verified("manifest", content, FORMAT)
         if set(body) != FIELDS:
             raise ValueError(f"fields: {', '.join(sorted(body))}, need {', '.join(sorted(FIELDS))}")
         seeds, labels, recipe = body["seeds"], body["labels"], body["recipe"]

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from steindiff._serialization import checksum
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
-from steindiff.sealed import checksum
 
 SHOWN = 60
 """A value is shown by at most so many characters."""

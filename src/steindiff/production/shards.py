@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from steindiff.files import write_bytes
+from steindiff._distributed import EVERYTHING, Rank
+from steindiff._files import write_bytes
 from steindiff.production.manifest import Manifest
-from steindiff.statistics import WHOLE, Share
 
 NAMED = 8
 """A message names at most so many shards."""
@@ -96,7 +96,7 @@ def _identity(manifest: Manifest) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Condition:
+class ShardStatus:
     """How some shards are.
 
     Attributes:
@@ -131,7 +131,7 @@ def listed(items: Iterable[str]) -> str:
     return ", ".join(items[:NAMED]) + more
 
 
-def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> Condition:
+def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> ShardStatus:
     """Read some shards and say how they are.
 
     Raises:
@@ -146,10 +146,10 @@ def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> Conditio
             missing.append(k)
         except ValueError as error:
             damaged[k] = str(error)
-    return Condition(tuple(sound), tuple(missing), damaged)
+    return ShardStatus(tuple(sound), tuple(missing), damaged)
 
 
-def verify(folder: str | Path) -> Condition:
+def verify(folder: str | Path) -> ShardStatus:
     """Read all shards of a folder and say how they are.
 
     Raises:
@@ -186,7 +186,7 @@ class Images:
         """All shards in the order of their seeds."""
         return (read(self.folder, self.manifest, k) for k in range(self.manifest.shards))
 
-    def batches(self, size: int, share: Share = WHOLE) -> Iterator[Tensor]:
+    def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
         """Images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends.
 
         Args:
@@ -202,7 +202,7 @@ class Images:
         cuts = [(k, i) for k in range(manifest.shards) for i in range(0, len(manifest.part(k)), size)]
         return (
             images[i : i + size]
-            for k, group in groupby(share.of(cuts), key=itemgetter(0))
+            for k, group in groupby(share.slice(cuts), key=itemgetter(0))
             for images in [read(self.folder, manifest, k).images]
             for _, i in group
         )

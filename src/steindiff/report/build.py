@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from steindiff.compare import Comparison
-from steindiff.files import write_bytes, write_text
+from steindiff._files import write_bytes, write_text
+from steindiff.comparison import Comparison
 from steindiff.report.page import page
 from steindiff.report.picture import contact_sheet
 

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 import steindiff
-from steindiff.compare import REFERENCE, Comparison, Row
+from steindiff.comparison import REFERENCE, Comparison, Row
 from steindiff.report.picture import data_uri
 
 SHOWN = 48

@@ -7,7 +7,7 @@ import base64
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from steindiff.compare import Comparison
+from steindiff.comparison import Comparison
 from steindiff.pixels import picture, png, to_uint8
 
 GAP, CAPTION = 2, 150

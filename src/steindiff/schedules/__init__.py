@@ -1,6 +1,6 @@
 """Noise schedules, one file each. A new file with a `VARIANTS` table is found by walking this folder."""
 
-from steindiff.discovery import variants
+from steindiff._discovery import variants
 from steindiff.schedules.base import Schedule
 from steindiff.schedules.cosine import Cosine
 from steindiff.schedules.discrete import Discrete

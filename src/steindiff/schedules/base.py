@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TypeVar
 
 from steindiff.levels import Level
 
@@ -11,6 +13,9 @@ from steindiff.levels import Level
 def vp_from_lam(lam: float) -> tuple[float, float]:
     r"""(α, σ) with α² + σ² = 1 and log(α/σ) = λ."""
     return math.exp(-0.5 * math.log1p(math.exp(-2.0 * lam))), math.exp(-0.5 * math.log1p(math.exp(2.0 * lam)))
+
+
+S = TypeVar("S", bound="Schedule")
 
 
 class Schedule(ABC):
@@ -47,3 +52,21 @@ class Schedule(ABC):
     def ratio_min(self) -> float:
         """Smallest σ/α of the range."""
         return self.level(self.t_min).ratio
+
+    @property
+    def ends_above_pixel_noise(self) -> bool:
+        """Whether noise at the smallest level shows: σ/α exceeds half a grey level of images in [−1, 1].
+
+        If it does not, a run may as well end there: a last step to σ = 0 would remove detail with the noise.
+        """
+        return self.ratio_min > 1.0 / 255.0
+
+    def starting_at(self: S, ratio: float) -> S:
+        """Return the schedule truncated to start at σ/α <= `ratio`."""
+        if self.ratio_max <= ratio:
+            return self
+        return replace(self, t_max=self.time(-math.log(ratio)))  # type: ignore[type-var]
+
+    def finite_start(self: S) -> S:
+        """Return the schedule truncated to σ/α = 500 if it starts at pure noise (α = 0), where x says nothing of x*."""
+        return self if self.level(self.t_max).alpha > 0.0 else self.starting_at(500.0)

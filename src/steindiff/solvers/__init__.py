@@ -1,6 +1,6 @@
 """Solvers, one file each. A new file with a `VARIANTS` table is found by walking this folder."""
 
-from steindiff.discovery import variants
+from steindiff._discovery import variants
 from steindiff.solvers.base import Solver
 from steindiff.solvers.ddim import DDIM
 from steindiff.solvers.deis import DEIS

@@ -32,7 +32,7 @@ class DPMSolverMultistep(Solver):
         lower_order_final: lower the order on the last steps of runs below 15 steps, as public implementations do.
 
     References:
-        DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models (Lu et al., 2022),
+        DPM-Solver++: Fast Solver for Guided SampleResult of Diffusion Probabilistic Models (Lu et al., 2022),
         arXiv:2211.01095.
     """
 

@@ -33,7 +33,7 @@ class DPMSolverSinglestep(Solver):
         order: 2 or 3, also the number of evaluations a step costs.
 
     References:
-        DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models (Lu et al., 2022),
+        DPM-Solver++: Fast Solver for Guided SampleResult of Diffusion Probabilistic Models (Lu et al., 2022),
         arXiv:2211.01095.
     """
 

@@ -33,7 +33,7 @@ class UniPC(Solver):
         lower_order_final: lower the order on the last steps, as the public implementations do.
 
     References:
-        UniPC: A Unified Predictor-Corrector Framework for Fast Sampling of Diffusion Models (Zhao et al., 2023),
+        UniPC: A Unified Predictor-Corrector Framework for Fast SampleResult of Diffusion Models (Zhao et al., 2023),
         arXiv:2302.04867.
     """
 

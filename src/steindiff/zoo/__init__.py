@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from steindiff.discovery import named
+from steindiff._discovery import named
 from steindiff.zoo import weights
 from steindiff.zoo.models import ARCHITECTURES
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork

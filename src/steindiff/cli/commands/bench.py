@@ -11,12 +11,12 @@ from rich import box
 from rich.table import Table
 
 from steindiff import bench as benching
+from steindiff._discovery import named
+from steindiff._files import folder
 from steindiff.bench.report import rows
 from steindiff.bench.writing import write
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
-from steindiff.discovery import named
-from steindiff.files import folder
 from steindiff.solvers import SOLVERS
 
 EXAMPLES = (

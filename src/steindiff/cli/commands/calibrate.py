@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from steindiff.calibrate import Recipe, calibrate
+from steindiff._discovery import named
+from steindiff._distributed import rank
+from steindiff._files import folder
+from steindiff.calibrating import Recipe, calibrate
 from steindiff.cli import options
 from steindiff.cli.output import print_json, progress, results
-from steindiff.discovery import named
-from steindiff.files import folder
+from steindiff.reference_run import reference_run
 from steindiff.solvers import SOLVERS
-from steindiff.statistics import share
-from steindiff.survey import survey
 
 EXAMPLES = (
     "steindiff calibrate --nfe 5 --out calibrations",
@@ -66,11 +66,11 @@ def command(
         def step(moment: object) -> None:
             bar.advance(task)
 
-        measured = survey(
+        measured = reference_run(
             subject.denoisers,
             subject.schedule,
             subject.shape,
-            **recipe.survey(seeds),
+            **recipe.reference_run(seeds),
             batch=batch,
             device=subject.device,
             callback=step,
@@ -91,10 +91,10 @@ def command(
                 callback=step,
             )
             path = out / f"{model}-{solver}-{budget}.json"
-            if share().rank == 0:
+            if rank().rank == 0:
                 made.save(path)
                 written.append((path, made))
-    if share().rank:
+    if rank().rank:
         return
     if json:
         print_json(

@@ -13,18 +13,18 @@ from rich import box
 from rich.table import Table
 
 import steindiff
-from steindiff import compare as comparing
+from steindiff import comparison as comparing
+from steindiff._devices import device_name
+from steindiff._discovery import named
+from steindiff._files import folder
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
-from steindiff.compare import REFERENCE, Comparison
-from steindiff.devices import device_name
-from steindiff.discovery import named
-from steindiff.files import folder
+from steindiff.comparison import REFERENCE, Comparison
+from steindiff.models import FEATURES
 from steindiff.report import write
 from steindiff.report.build import results as as_json
 from steindiff.report.page import BLUR, best
 from steindiff.solvers import SOLVERS
-from steindiff.subjects import FEATURES
 
 EXAMPLES = (
     "steindiff compare",

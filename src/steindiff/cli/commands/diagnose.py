@@ -18,15 +18,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from steindiff import diagnostics
+from steindiff._discovery import named
+from steindiff._files import folder, write_bytes, write_text
 from steindiff.cli import options
 from steindiff.cli.output import print_json, progress, results
-from steindiff.compare import REFERENCE_NFE, Subject
+from steindiff.comparison import REFERENCE_NFE, Subject
 from steindiff.denoisers.base import Denoiser
-from steindiff.discovery import named
-from steindiff.files import folder, write_bytes, write_text
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
-from steindiff.sample import sample
+from steindiff.loop import sample
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver

@@ -10,10 +10,10 @@ from rich.table import Table
 
 import steindiff
 from steindiff import datasets, zoo
+from steindiff._packages import installed
 from steindiff.cli.options import Json
 from steindiff.cli.output import print_json, results
 from steindiff.metrics import references
-from steindiff.packages import installed
 
 EXAMPLES = ("steindiff doctor", "steindiff doctor --json")
 

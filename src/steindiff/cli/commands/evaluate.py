@@ -12,9 +12,10 @@ import typer
 from torch import Tensor
 
 from steindiff import datasets
+from steindiff._discovery import named
+from steindiff._distributed import gather, rank
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
-from steindiff.discovery import named
 from steindiff.metrics import (
     EfficientNetFeatures,
     InceptionFeatures,
@@ -31,7 +32,6 @@ from steindiff.metrics import (
 from steindiff.pictures import Archive, Folder, Pictures, Stack
 from steindiff.production import Images
 from steindiff.production.manifest import MANIFEST
-from steindiff.statistics import gather, share
 
 EXAMPLES = (
     "steindiff evaluate samples --reference cifar10-train",
@@ -121,7 +121,7 @@ class Evaluation:
         Raises:
             ValueError: if there are fewer batches than processes.
         """
-        world = share().world
+        world = rank().world
         if len(images) <= self.batch * (world - 1):
             raise ValueError(
                 f"batch = {self.batch}: {len(images)} images are fewer than a batch for each of {world} processes; "
@@ -136,7 +136,7 @@ class Evaluation:
             # Moments are of float64, which not every accelerator has.
             return found if found.is_cuda else found.cpu()
 
-        moments = Moments.stream(images.batches(self.batch, share()), features).everywhere().to("cpu")
+        moments = Moments.stream(images.batches(self.batch, rank()), features).all_reduce().to("cpu")
         return Seen(moments, gather(torch.cat(kept)) if keep else None)
 
     @cached_property
@@ -249,7 +249,7 @@ def command(
             except (NotMeasured, WeightsUnavailable) as error:
                 reasons[name] = str(error)
             bar.advance(task)
-    if share().rank:
+    if rank().rank:
         return
     for name, reason in reasons.items():
         note(f"{name}: not measured: {reason}")

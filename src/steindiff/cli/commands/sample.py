@@ -9,14 +9,14 @@ from typing import Annotated
 import torch
 import typer
 
+from steindiff._discovery import named
+from steindiff._distributed import all_reduce_sum, rank
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, results
-from steindiff.compare import METHODS, Plan, Subject
-from steindiff.discovery import named
-from steindiff.production import Images, produce, to_npz, to_png
+from steindiff.comparison import METHODS, Plan, Subject
+from steindiff.production import Images, generate, to_npz, to_png
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
-from steindiff.statistics import share, total
 
 EXAMPLES = (
     "steindiff sample --num 64 --png --out samples",
@@ -83,7 +83,7 @@ def command(
     begun = time.perf_counter()
     with progress() as bar:
         task = bar.add_task(f"{model}, {method}, {nfe} evaluations", total=None)
-        done = produce(
+        done = generate(
             subject,
             chosen,
             planned,
@@ -95,9 +95,9 @@ def command(
             advance=lambda images: bar.advance(task, images),
             note=note,
         )
-        new, kept = total(torch.tensor(done)).tolist()  # waits for the other processes
+        new, kept = all_reduce_sum(torch.tensor(done)).tolist()  # waits for the other processes
     seconds = time.perf_counter() - begun
-    if share().rank:
+    if rank().rank:
         return
     if png or npz:
         images = Images(out)  # reads and checks every shard: once for both

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steindiff._discovery import named
 from steindiff.denoisers import (
     X0,
     Denoiser,
@@ -29,7 +30,6 @@ from steindiff.denoisers import (
     Velocity,
 )
 from steindiff.denoisers.prediction import Network, Prediction
-from steindiff.discovery import named
 from steindiff.levels import Level, Levels
 from steindiff.schedules import EDM, Discrete, Flow, Schedule
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2

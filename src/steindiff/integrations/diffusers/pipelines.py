@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from steindiff.calibrate import LIGHT, Recipe
-from steindiff.calibrate import calibrate as calibrate_solver
+from steindiff.calibrating import HOST_RECIPE, Recipe
+from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
 from steindiff.grids.logsnr import LogSNR
 from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
@@ -34,8 +34,8 @@ from steindiff.integrations.diffusers.schedulers import (
     SteinUniPCMultistepScheduler,
 )
 from steindiff.integrations.identity import check_identity, identify
+from steindiff.reference_run import reference_run
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
-from steindiff.survey import survey
 
 
 def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
@@ -134,7 +134,7 @@ def calibrate(
     *,
     nfe: int,
     solver: Solver | None = None,
-    recipe: Recipe = LIGHT,
+    recipe: Recipe = HOST_RECIPE,
     seeds: Sequence[int] = range(32),
     batch: int = 4,
     callback: Callable[..., bool | None] | None = None,
@@ -158,7 +158,7 @@ def calibrate(
         recipe: how to calibrate.
         seeds: of the calibration samples.
         batch: at most so many samples in one network call.
-        callback: as in `steindiff.sample`.
+        callback: as in `steindiff.loop`.
         call: arguments of the pipeline's call: `guidance_scale`, `height`, `prompt_embeds`, `class_labels`, …
 
     Raises:
@@ -173,11 +173,11 @@ def calibrate(
             f"recipe.start = {recipe.start}: allowed is None; pipelines of flow models begin at pure noise"
         )
     with frozen(network_of(pipe)):
-        measured = survey(
+        measured = reference_run(
             captured.denoiser,
             captured.family.schedule,
             captured.shape,
-            **recipe.survey(seeds),
+            **recipe.reference_run(seeds),
             grid=LogSNR(),  # the host's runs end at σ = 0
             batch=batch,
             device=captured.device,

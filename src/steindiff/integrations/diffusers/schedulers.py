@@ -35,6 +35,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.utils import logging
 from torch import Tensor
 
+from steindiff.averages import PerSample
 from steindiff.calibration import Calibration
 from steindiff.corrections.relaxation import Normalised, Relaxation
 from steindiff.corrections.replay import Replay
@@ -44,8 +45,6 @@ from steindiff.integrations.diffusers.layouts import layout_of
 from steindiff.levels import Level, Levels
 from steindiff.probes.analytic import Analytic
 from steindiff.solvers import Solver
-from steindiff.statistics import PerSample
-from steindiff.survey import measurable
 from steindiff.tableau import Proposal, Row, Step, Tableau
 
 logger = logging.get_logger(__name__)
@@ -74,7 +73,7 @@ class Guard(Protocol):
         """A step begins; raise if the run is another one."""
 
 
-class Absent(Denoiser):
+class NoDenoiser(Denoiser):
     """The network a scheduler does not have."""
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
@@ -86,7 +85,7 @@ class Absent(Denoiser):
 
 
 @dataclass(frozen=True)
-class Taken(Step):
+class PrecomputedStep(Step):
     """A step somebody else took: the candidate is known, and so is the weight of x in it."""
 
     candidate: Tensor = field(kw_only=True)
@@ -108,7 +107,7 @@ class Analytical:
         """Relax the candidate: (1 − γ) x + γ T."""
         # All hosts here work on the denoised image: the weight of x in T is σ_t/σ_s.
         slope = levels[i + 1].sigma / levels[i].sigma
-        step = Taken(Tableau((), Row(x=slope)), Absent(), candidate=candidate)
+        step = PrecomputedStep(Tableau((), Row(x=slope)), NoDenoiser(), candidate=candidate)
         return self.relaxation(step, x, levels, i).x
 
 
@@ -240,7 +239,7 @@ def impose(scheduler: Any, levels: Levels, device: Any) -> None:
 
 def begins_late(scheduler: Any, calibration: Calibration) -> bool:
     """Whether a calibration begins below the first level of the scheduler's schedule."""
-    return calibration.levels[0].ratio < 0.99 * measurable(family_of(scheduler).schedule).ratio_max
+    return calibration.levels[0].ratio < 0.99 * family_of(scheduler).schedule.finite_start().ratio_max
 
 
 def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:

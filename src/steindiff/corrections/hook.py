@@ -12,26 +12,26 @@ from steindiff.corrections.plain import Plain
 from steindiff.levels import Levels
 from steindiff.tableau import Step
 
-Look = Callable[[Step, Tensor, Levels, int], None]
+Hook = Callable[[Step, Tensor, Levels, int], None]
 """Sees step i before it is taken at the states x, `(B, *)`: what a correction sees."""
 
 
 @dataclass(frozen=True)
-class Observed(Correction):
-    r"""Another correction, after `look` has seen step and state: so diagnostics run in the one sampling loop.
+class WithHook(Correction):
+    r"""Another correction, after `hook` has seen step and state: so diagnostics run in the one sampling loop.
 
     Args:
-        look: called before every step.
-        then: takes the step.
+        hook: called before every step.
+        correction: takes the step.
     """
 
-    look: Look
-    then: Correction = field(default_factory=Plain)
+    hook: Hook
+    correction: Correction = field(default_factory=Plain)
 
     @property
     def memory(self) -> int:
-        return self.then.memory
+        return self.correction.memory
 
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
-        self.look(step, x, levels, i)
-        return self.then(step, x, levels, i)
+        self.hook(step, x, levels, i)
+        return self.correction(step, x, levels, i)

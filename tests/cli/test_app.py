@@ -15,7 +15,7 @@ from typer.main import get_command
 
 import steindiff as package
 from steindiff.cli import commands
-from steindiff.cli.frame import build
+from steindiff.cli.app import build
 from steindiff.production import verify
 
 COMMANDS = [info.name for info in pkgutil.iter_modules(commands.__path__)]
@@ -113,7 +113,7 @@ def test_folder_that_cannot_be_written(steindiff, tmp_path, monkeypatch, number,
     def refuse(*args, **options):
         raise OSError(number, says)
 
-    monkeypatch.setattr("steindiff.files.TemporaryFile", refuse)
+    monkeypatch.setattr("steindiff._files.TemporaryFile", refuse)
     done = steindiff(f"compare --model digits --out {tmp_path}")
     assert done.code == 1
     assert one_line(done.err)
@@ -171,7 +171,7 @@ def test_traceback_on_demand(steindiff, monkeypatch):
 
 INTERRUPTED = """
 import os, signal, sys
-from steindiff.cli.frame import run
+from steindiff.cli.app import run
 from steindiff.production import making
 
 def then_interrupt(*args):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class PrecisionRecall(NamedTuple):
-    """Share of samples within the manifold of the real features, and the reverse."""
+    """Rank of samples within the manifold of the real features, and the reverse."""
 
     precision: float
     recall: float
@@ -26,7 +26,7 @@ def radii(features: Tensor, k: int, chunk: int = 2000) -> Tensor:
 
 
 def coverage(points: Tensor, centres: Tensor, radius: Tensor, chunk: int = 2000) -> float:
-    """Share of points that lie in at least one ball: points (M, F), centres (N, F), radius (N,)."""
+    """Rank of points that lie in at least one ball: points (M, F), centres (N, F), radius (N,)."""
     inside = [(torch.cdist(rows, centres) <= radius).any(dim=1) for rows in points.split(chunk)]
     return float(torch.cat(inside).double().mean())
 

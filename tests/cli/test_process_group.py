@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import launched
+from steindiff._distributed import Rank
 from steindiff.cli import launch, options
 from steindiff.cli.commands import evaluate
-from steindiff.statistics import Share
 
 SAMPLE = "sample --model digits --nfe 3 --method edm --num 30 --batch 4 --shard 8 --png --npz --json --out OUT/set"
 EVALUATE = "evaluate OUT/set --reference OUT/set/png --metrics fid,kid,precision-recall --batch 4 --json"
@@ -66,7 +66,7 @@ def test_two_processes_calibrate_as_one_does(steindiff, tmp_path):
 
 def test_fewer_images_than_processes_is_said(steindiff, pooled, tmp_path, monkeypatch):
     steindiff(SAMPLE.replace("OUT", str(tmp_path)))
-    monkeypatch.setattr(evaluate, "share", lambda: Share(0, 2))
+    monkeypatch.setattr(evaluate, "share", lambda: Rank(0, 2))
     done = steindiff(EVALUATE.replace("OUT", str(tmp_path)).replace("--batch 4", "--batch 30"))
     assert done.code == 1
     assert "batch = 30: 30 images are fewer than a batch for each of 2 processes; choose a smaller one" in done.err

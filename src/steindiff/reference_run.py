@@ -12,26 +12,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from steindiff._distributed import all_reduce_sum, local_only, rank
+from steindiff.averages import mean
 from steindiff.bases import Basis, natural_basis
 from steindiff.denoisers.base import Denoiser
-from steindiff.denoisers.split import Split
+from steindiff.denoisers.batched import Batched
 from steindiff.grids.base import Grid
 from steindiff.grids.logsnr import LogSNR
 from steindiff.grids.stein import Stein
 from steindiff.levels import Level, Levels
+from steindiff.loop import StepInfo, sample
+from steindiff.probes._pullback import Route, by_autograd, pullback
 from steindiff.probes.directions import Rademacher
-from steindiff.probes.pullback import Route, by_autograd, pullback
-from steindiff.sample import Moment, sample
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
 from steindiff.solvers.dpmpp import DPMSolverMultistep
-from steindiff.statistics import alone, mean, share, total
 from steindiff.tableau import HERE, Stage
 
 Conditioned = Callable[[Sequence[int]], Denoiser]
@@ -48,14 +49,14 @@ def cut(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
 def conditioned(denoiser: Denoiser | Conditioned, seeds: Sequence[int], batch: int) -> Denoiser:
     """The denoiser of all `seeds` together, evaluated in parts of at most `batch`."""
     parts = cut(seeds, batch)
-    return Split(
+    return Batched(
         [denoiser if isinstance(denoiser, Denoiser) else denoiser(part) for part in parts],
         [len(part) for part in parts],
     )
 
 
 @dataclass(frozen=True)
-class Station:
+class ProbedLevel:
     """What was measured at one level, sample by sample (N samples, K bands), float64.
 
     Attributes:
@@ -86,7 +87,7 @@ def measure(
     basis: Basis,
     v: Tensor,
     route: Route = by_autograd,
-) -> Station:
+) -> ProbedLevel:
     """Measure at states `x`, `(N, *)`, of one level, in directions `v`, `(probes, N, *)`."""
     gain = torch.zeros(len(x), basis.bands, dtype=torch.float64, device=x.device)
     square = torch.zeros(len(x), dtype=torch.float64, device=x.device)
@@ -95,11 +96,11 @@ def measure(
         pulled = pull(direction)
         gain += basis.average(basis.forward(direction) * basis.forward(pulled)) / len(v)
         square += pulled.double().square().flatten(1).sum(1) / len(v)
-    return Station(level, basis.average(basis.forward(d).square()), gain, square)
+    return ProbedLevel(level, basis.average(basis.forward(d).square()), gain, square)
 
 
 @dataclass(frozen=True)
-class Path:
+class Trajectory:
     r"""A trajectory that can be read at any level between its ends.
 
     In κ = α/σ the ODE is d(x/σ)/dκ = D: states and denoised images are values and slopes of one curve, and a cubic
@@ -151,7 +152,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Survey:
+class ReferenceRun:
     """A fine trajectory with measurements.
 
     Attributes:
@@ -159,9 +160,9 @@ class Survey:
         basis: the basis of the bands.
         seeds: of the samples of all processes.
         own: those of this process, N of them, in order of rank.
-        stations: measured levels, from noise to data, on the first of all samples, as far as they are its own.
+        probe_levels: measured levels, from noise to data, on the first of all samples, as far as they are its own.
         path: the trajectory of its own.
-        network_calls: what it cost, the stations included.
+        network_calls: what it cost, the probe_levels included.
         backward_passes: likewise.
     """
 
@@ -169,8 +170,8 @@ class Survey:
     basis: Basis
     seeds: tuple[int, ...]
     own: tuple[int, ...]
-    stations: tuple[Station, ...]
-    path: Path
+    probe_levels: tuple[ProbedLevel, ...]
+    path: Trajectory
     network_calls: int
     backward_passes: int
 
@@ -185,9 +186,9 @@ class Survey:
 
     def stein_energy(self, ratio: float) -> Tensor:
         r"""The reference-free clean energy at the station nearest to σ/α = `ratio`, mean over samples, `(1, K)`."""
-        if not self.stations:
-            raise ValueError("stations = 0: the reference-free energy needs a survey with stations")
-        station = min(self.stations, key=lambda s: abs(s.level.lam - Level(0.0, 1.0, ratio).lam))
+        if not self.probe_levels:
+            raise ValueError("probe_levels = 0: the reference-free energy needs a survey with probe_levels")
+        station = min(self.probe_levels, key=lambda s: abs(s.level.lam - Level(0.0, 1.0, ratio).lam))
         return mean(station.clean_energy())[None]
 
     @property
@@ -196,45 +197,25 @@ class Survey:
         return float(mean(self.samples.double().square().flatten(1).mean(1)).sqrt())
 
     @property
-    def strongest(self) -> float:
+    def peak_band_rms(self) -> float:
         """Root energy of the samples' strongest band, per coefficient: noise far above it hides everything."""
         return float(mean(self.self_energy()).max().sqrt())
 
     def grid(self, power: float = 0.2) -> Stein:
-        """The Stein grid that follows from the stations; it ends where the trajectory did."""
-        knots = [(station.level.lam, max(station.cost(), 1e-12)) for station in self.stations]
+        """The Stein grid that follows from the probe_levels; it ends where the trajectory did."""
+        knots = [(station.level.lam, max(station.cost(), 1e-12)) for station in self.probe_levels]
         return Stein(tuple(knots), power, to_zero=self.path.levels[-1].sigma == 0.0)
 
 
-def visible(schedule: Schedule) -> bool:
-    """Whether noise at the schedule's smallest level shows: it is above half a grey level of images in [−1, 1].
-
-    If it is not, a run may as well end there: the last step to σ = 0 would remove detail with it.
-    """
-    return schedule.ratio_min > 1.0 / 255.0
-
-
-def begun(schedule: Schedule, ratio: float) -> Schedule:
-    """The schedule, begun at σ/α = `ratio` where it begins above that."""
-    if schedule.ratio_max <= ratio:
-        return schedule
-    return replace(schedule, t_max=schedule.time(-math.log(ratio)))  # type: ignore[type-var]
-
-
-def measurable(schedule: Schedule) -> Schedule:
-    """The schedule, begun at σ/α = 500 where it begins at pure noise (a flow): there x says nothing about x*."""
-    return schedule if schedule.level(schedule.t_max).alpha > 0.0 else begun(schedule, 500.0)
-
-
-def survey(
+def reference_run(
     denoiser: Denoiser | Conditioned,
     schedule: Schedule,
     shape: Sequence[int],
     *,
     seeds: Sequence[int] = range(64),
     steps: int = 24,
-    stations: int = 10,
-    probed: int = 16,
+    probe_levels: int = 10,
+    probe_samples: int = 16,
     probes: int = 2,
     batch: int = 64,
     basis: Basis | None = None,
@@ -244,7 +225,7 @@ def survey(
     dtype: torch.dtype = torch.float32,
     route: Route = by_autograd,
     callback: Callable[..., bool | None] | None = None,
-) -> Survey:
+) -> ReferenceRun:
     """Sample with many steps, then measure at some of the levels passed.
 
     Args:
@@ -253,12 +234,12 @@ def survey(
         shape: of one sample.
         seeds: of the samples; calibrate on seeds you do not evaluate on.
         steps: of the trajectory; enough for its end to be trusted.
-        stations: how many of its levels to measure at; 0 needs no derivative and allows no Stein grid.
-        probed: on how many of the samples.
+        probe_levels: how many of its levels to measure at; 0 needs no derivative and allows no Stein grid.
+        probe_samples: on how many of the samples.
         probes: Rademacher directions for each.
         batch: at most so many samples in one network call.
         basis: default: the natural one for `shape`.
-        grid: of the trajectory; default log-SNR's, to σ = 0 where noise at the schedule's end is `visible`. Calibrated
+        grid: of the trajectory; log-SNR's by default, to σ = 0 where the schedule `ends_above_pixel_noise`. Calibrated
             runs on the Stein grid end where it ends; a trajectory to σ = 0 serves runs of both kinds.
         solver: of the trajectory; default DPM-Solver++(3M). It must evaluate once a step, at the state it visits.
         device: where to run.
@@ -269,23 +250,25 @@ def survey(
     Raises:
         ValueError: if a count is out of range, or the solver evaluates elsewhere.
     """
-    if stations < 0 or stations == 1 or stations > steps:
-        raise ValueError(f"stations = {stations}: allowed are 0, and 2 to steps = {steps}")
-    if stations and (probes < 1 or not 1 <= probed <= len(seeds)):
-        raise ValueError(f"probes = {probes}, probed = {probed}: need >= 1 probe on 1 to {len(seeds)} samples")
+    if probe_levels < 0 or probe_levels == 1 or probe_levels > steps:
+        raise ValueError(f"probe_levels = {probe_levels}: allowed are 0, and 2 to steps = {steps}")
+    if probe_levels and (probes < 1 or not 1 <= probe_samples <= len(seeds)):
+        raise ValueError(
+            f"probes = {probes}, probe_samples = {probe_samples}: need >= 1 probe on 1 to {len(seeds)} samples"
+        )
     shape = tuple(shape)
     basis = basis or natural_basis(shape)
-    grid = grid or LogSNR(to_zero=visible(schedule))
-    levels = grid(measurable(schedule), steps)
+    grid = grid or LogSNR(to_zero=schedule.ends_above_pixel_noise)
+    levels = grid(schedule.finite_start(), steps)
     solver = solver or DPMSolverMultistep(3)
     if any(solver.tableau(levels, i).stages != (Stage(HERE, levels[i]),) for i in range(levels.steps)):
         raise ValueError(f"solver = {solver!r}: allowed are those that evaluate once a step, at the state they visit")
     batches = cut(seeds, batch)
-    if len(batches) < share().world:
+    if len(batches) < rank().world:
         raise ValueError(
-            f"batch = {batch}: {len(seeds)} samples are fewer than a batch for each of {share().world} processes"
+            f"batch = {batch}: {len(seeds)} samples are fewer than a batch for each of {rank().world} processes"
         )
-    parts = share().of(batches)  # whole batches, so that each is what one process alone would evaluate
+    parts = rank().slice(batches)  # whole batches, so that each is what one process alone would evaluate
     own = tuple(seed for part in parts for seed in part)
     first = tuple(seeds).index(own[0])
     whole = conditioned(denoiser, own, batch)
@@ -294,7 +277,7 @@ def survey(
     # Many steps of many samples: kept in main memory, whatever the device has.
     states, denoised = [x.cpu()], []
 
-    def watch(moment: Moment) -> bool | None:
+    def watch(moment: StepInfo) -> bool | None:
         assert moment.denoised is not None, "the solver evaluates at every state"
         states.append(moment.x.cpu())
         denoised.append(moment.denoised.cpu())
@@ -303,14 +286,14 @@ def survey(
     sample(whole, x, levels, solver, callback=watch)
     cost = whole.calls - calls
     measured = []
-    for k in range(stations):
-        i = round(k * (levels.steps - 1) / (stations - 1))
+    for k in range(probe_levels):
+        i = round(k * (levels.steps - 1) / (probe_levels - 1))
         generator = torch.Generator().manual_seed(i)
         none = torch.zeros(0, basis.bands, dtype=torch.float64, device=device)
-        found = [Station(levels[i], none, none, none.sum(1))]
-        for start in range(0, probed, batch):
-            chosen = seeds[start : min(start + batch, probed)]
-            with alone():  # every process draws for all parts, and keeps what is its own
+        found = [ProbedLevel(levels[i], none, none, none.sum(1))]
+        for start in range(0, probe_samples, batch):
+            chosen = seeds[start : min(start + batch, probe_samples)]
+            with local_only():  # every process draws for all parts, and keeps what is its own
                 v = Rademacher().draw(probes, x.new_empty(len(chosen), *shape), generator)
             if first <= start < first + len(own):
                 here = states[i][start - first :][: len(chosen)].to(device)
@@ -319,9 +302,11 @@ def survey(
                 found.append(measure(chunk, here, levels[i], basis, v, route))
                 cost += chunk.calls - before
         measured.append(
-            Station(levels[i], *(torch.cat([getattr(p, name) for p in found]) for name in ("energy", "gain", "square")))
+            ProbedLevel(
+                levels[i], *(torch.cat([getattr(p, name) for p in found]) for name in ("energy", "gain", "square"))
+            )
         )
-    passes = stations * -(-probed // batch) * probes if stations else 0
-    path = Path(levels, tuple(states), tuple(denoised))
-    cost = int(total(torch.tensor(cost)))
-    return Survey(schedule, basis, tuple(seeds), own, tuple(measured), path, cost, passes)
+    passes = probe_levels * -(-probe_samples // batch) * probes if probe_levels else 0
+    path = Trajectory(levels, tuple(states), tuple(denoised))
+    cost = int(all_reduce_sum(torch.tensor(cost)))
+    return ReferenceRun(schedule, basis, tuple(seeds), own, tuple(measured), path, cost, passes)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from steindiff.averages import mean
 from steindiff.corrections.base import Correction, Transition
-from steindiff.corrections.observed import Observed
+from steindiff.corrections.hook import WithHook
 from steindiff.denoisers.base import Denoiser
 from steindiff.diagnostics.coupling import couple
 from steindiff.levels import Levels
+from steindiff.loop import sample
 from steindiff.probes.base import dot
-from steindiff.sample import sample
 from steindiff.solvers.base import Solver
-from steindiff.statistics import mean
 from steindiff.tableau import Step
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def decay(
         candidates.append(step(x).candidate)
 
     x = couple(clean, levels[0], generator)
-    watched = Observed(look, correction or Optimal(clean))
+    watched = WithHook(look, correction or Optimal(clean))
     states = sample(denoiser, x, levels, solver, watched, capture=True).trajectory
     rows = []
     for x, candidate, following in zip(states, candidates, states[1:], strict=False):

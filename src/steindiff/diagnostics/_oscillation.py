@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from steindiff.averages import mean
 from steindiff.probes.base import dot
-from steindiff.statistics import mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,18 +27,18 @@ from torch import Tensor, nn
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.corrections.base import Correction
-from steindiff.corrections.observed import Observed
+from steindiff.corrections.hook import WithHook
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
-from steindiff.diagnostics.lipschitz import candidate, operator_norm
+from steindiff.diagnostics._lipschitz import candidate, operator_norm
 from steindiff.grids import GRIDS
 from steindiff.grids.base import Grid
 from steindiff.levels import Levels
+from steindiff.loop import SampleResult, StepInfo, sample
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.probes.vjp import VJP
-from steindiff.sample import Moment, Sampling, sample
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS, DPMSolverMultistep
@@ -196,7 +196,7 @@ class Part(NamedTuple):
 
     seeds: Sequence[int]
     images: Tensor
-    sampling: Sampling
+    sampling: SampleResult
     seconds: float
 
 
@@ -240,7 +240,7 @@ def sample_parts(
         share = len(part) * plan.effort / plan.levels.steps
         done: list[int] = []
 
-        def callback(moment: Moment, share: float = share, done: list[int] = done) -> None:
+        def callback(moment: StepInfo, share: float = share, done: list[int] = done) -> None:
             done.append(moment.i)
             advance(share)
 
@@ -384,7 +384,7 @@ def lipschitz(
         found.append(float(norm.max()))
         advance(len(seeds) * LIPSCHITZ_EFFORT)
 
-    sample(denoiser, x, levels, solver, Observed(look))
+    sample(denoiser, x, levels, solver, WithHook(look))
     return tuple(found)
 
 

@@ -20,7 +20,7 @@ from steindiff.solvers.base import Solver
 from steindiff.tableau import Evaluation, Step
 
 
-class Moment(NamedTuple):
+class StepInfo(NamedTuple):
     """What a callback sees after each step: the new state and its level, and the step's last denoised image."""
 
     i: int
@@ -35,7 +35,7 @@ class Cancelled(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SampleResult:
     """A finished run.
 
     Attributes:
@@ -71,10 +71,10 @@ def sample(
     solver: Solver,
     correction: Correction | None = None,
     *,
-    callback: Callable[[Moment], bool | None] | None = None,
+    callback: Callable[[StepInfo], bool | None] | None = None,
     progress: bool = False,
     capture: bool = False,
-) -> Sampling:
+) -> SampleResult:
     """Carry the states `x` from levels[0] to levels[-1].
 
     Args:
@@ -118,10 +118,10 @@ def sample(
             trajectory.append(x)
         if callback is not None:
             denoised = evaluations[-1].d if evaluations else None
-            if callback(Moment(i, levels.steps, x, levels[i + 1], denoised)) is False:
+            if callback(StepInfo(i, levels.steps, x, levels[i + 1], denoised)) is False:
                 raise Cancelled(f"cancelled by the callback after step {i + 1} of {levels.steps}")
     check_health(sizes, levels)
-    return Sampling(
+    return SampleResult(
         x,
         nfe,
         denoiser.calls - calls,

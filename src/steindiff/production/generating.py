@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from steindiff import __version__
+from steindiff._devices import device_name
+from steindiff._distributed import local_only, rank
+from steindiff._files import folder as writable
+from steindiff._serialization import checksum
 from steindiff.calibration import fingerprint
-from steindiff.compare import Plan, Subject, out_of_memory
-from steindiff.devices import device_name
-from steindiff.files import folder as writable
+from steindiff.comparison import Plan, Subject, out_of_memory
+from steindiff.loop import sample
 from steindiff.pixels import to_uint8
 from steindiff.production.manifest import Manifest
 from steindiff.production.settings import setting
 from steindiff.production.shards import Shard, examine, write
-from steindiff.sample import sample
-from steindiff.sealed import checksum
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
-from steindiff.statistics import alone, share
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Produced(NamedTuple):
+class GenerateResult(NamedTuple):
     """What this process did: how many of its images it made, and how many were there already."""
 
     made: int
@@ -58,7 +58,7 @@ def recipe(subject: Subject, solver: Solver, plan: Plan) -> dict[str, Any]:
     }
 
 
-def produce(
+def generate(
     subject: Subject,
     solver: Solver,
     plan: Plan,
@@ -71,7 +71,7 @@ def produce(
     begin: Callable[[int], None] = lambda total: None,
     advance: Callable[[int], None] = lambda amount: None,
     note: Callable[[str], None] = lambda text: None,
-) -> Produced:
+) -> GenerateResult:
     """Write one image for each seed to a folder, in shards; called again, go on where it stopped.
 
     A shard is there whole, with its SHA-256 beside it, or not at all. Batches are cut at the same places in every run,
@@ -115,8 +115,8 @@ def produce(
     )
     writable(folder)
     manifest = manifest.check(folder) or manifest
-    rank, world = share()
-    condition = examine(folder, manifest, range(rank, manifest.shards, world))
+    place, world = rank()
+    condition = examine(folder, manifest, range(place, manifest.shards, world))
     for text in condition.damaged.values():
         note(f"{text}; made again")
     todo = sorted([*condition.missing, *condition.damaged])
@@ -134,7 +134,7 @@ def produce(
         manifest.enter(folder)
         ids = torch.arange(manifest.part(k).start, manifest.part(k).stop)
         write(folder, manifest, k, Shard(torch.cat(images), ids, None if numbers is None else numbers[first:last]))
-    return Produced(made, sum(len(manifest.part(k)) for k in condition.sound))
+    return GenerateResult(made, sum(len(manifest.part(k)) for k in condition.sound))
 
 
 def ahead(function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
@@ -165,7 +165,7 @@ def make(subject: Subject, solver: Solver, plan: Plan, seeds: range, k: int, sta
     place = f"shard {k}, seeds {seeds[0]} to {seeds[-1]}"
     try:
         x = next(states).to(subject.device, non_blocking=True)
-        with alone():  # the other processes are at other seeds
+        with local_only():  # the other processes are at other seeds
             out = sample(subject.denoisers(seeds), x, plan.levels, solver, plan.correction)
         return to_uint8(out.x).cpu()
     except (RuntimeError, MemoryError) as error:

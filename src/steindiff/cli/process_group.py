@@ -39,7 +39,7 @@ def own_gpu(count: int) -> str:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """Inside, processes started by `torchrun` form one group: NCCL for tensors on GPUs, gloo for those on CPUs."""
     if not launched():
         yield

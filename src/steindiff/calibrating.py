@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from steindiff._distributed import all_reduce_sum
 from steindiff.calibration import Calibration, fingerprint
 from steindiff.corrections.alignment import Alignment, mismatch
 from steindiff.corrections.balance import Balance
@@ -19,14 +20,13 @@ from steindiff.denoisers.base import Denoiser
 from steindiff.grids.base import Grid
 from steindiff.grids.logsnr import LogSNR
 from steindiff.levels import Levels
-from steindiff.sample import Sampling, sample
+from steindiff.loop import SampleResult, sample
+from steindiff.reference_run import Conditioned, ReferenceRun, conditioned, reference_run
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
-from steindiff.statistics import total
-from steindiff.survey import Conditioned, Survey, begun, conditioned, survey
 
-Energy = Callable[[Survey], Tensor]
+Energy = Callable[[ReferenceRun], Tensor]
 """Where the clean energy M comes from: a survey to `(N, K)` or `(1, K)`."""
 
 
@@ -34,7 +34,7 @@ Energy = Callable[[Survey], Tensor]
 class SelfEnergy:
     """M of the model's own many-step samples, seed by seed; right under guidance too."""
 
-    def __call__(self, measured: Survey) -> Tensor:
+    def __call__(self, measured: ReferenceRun) -> Tensor:
         return measured.self_energy()
 
 
@@ -44,11 +44,11 @@ class SteinEnergy:
 
     ratio: float = 0.5
 
-    def __call__(self, measured: Survey) -> Tensor:
+    def __call__(self, measured: ReferenceRun) -> Tensor:
         return measured.stein_energy(self.ratio * measured.sigma_data)
 
 
-Fit = Callable[[Survey], Correction]
+Fit = Callable[[ReferenceRun], Correction]
 """How a coarse run is corrected while it is measured: a survey to a correction that says ρ, τ and their errors."""
 
 
@@ -72,7 +72,7 @@ class ByAlignment:
     tail: float = 0.1
     ridge: float = 1e-3
 
-    def __call__(self, measured: Survey) -> Correction:
+    def __call__(self, measured: ReferenceRun) -> Correction:
         return Alignment(
             measured.basis,
             measured.path,
@@ -101,7 +101,7 @@ class ByEnergy:
     bound: float = 4.0
     significance: float = 2.0
 
-    def __call__(self, measured: Survey) -> Correction:
+    def __call__(self, measured: ReferenceRun) -> Correction:
         below = self.below * measured.sigma_data
         return Balance(measured.basis, self.energy(measured), below, self.bound, self.significance)
 
@@ -112,41 +112,41 @@ class Recipe:
 
     Args:
         steps: of the fine trajectory.
-        stations: at how many of its levels to probe.
-        probed: on how many of its samples, at most.
+        probe_levels: at how many of its levels to probe.
+        probe_samples: on how many of its samples, at most.
         probes: Rademacher directions for each.
         power: exponent of the Stein grid.
         start: begin where σ/α is so many times the root energy of the samples' strongest band, so that no evaluation is
             spent on noise that hides everything; None: where the schedule begins. Pays for few evaluations.
         grid: another grid instead of the Stein grid; no derivatives are taken then, unless a `fit` is given.
         fit: how to correct; default `ByAlignment()`.
-        within: keep the plain solver if it ends no further than this from the trajectory (`mismatch`); 0: never.
+        tolerance: keep the plain solver if it ends no further than this from the trajectory (`mismatch`); 0: never.
     """
 
     steps: int = 24
-    stations: int = 10
-    probed: int = 16
+    probe_levels: int = 10
+    probe_samples: int = 16
     probes: int = 2
     power: float = 0.2
     start: float | None = None
     grid: Grid | None = None
     fit: Fit | None = None
-    within: float = 0.01
+    tolerance: float = 0.01
 
     def __post_init__(self) -> None:
         if self.start is not None and not 0 < self.start < math.inf:
             raise ValueError(f"start = {self.start}: allowed are finite numbers > 0, and None")
-        if not self.within >= 0:
-            raise ValueError(f"within = {self.within}: allowed are numbers >= 0")
+        if not self.tolerance >= 0:
+            raise ValueError(f"within = {self.tolerance}: allowed are numbers >= 0")
 
-    def survey(self, seeds: Sequence[int]) -> dict[str, Any]:
+    def reference_run(self, seeds: Sequence[int]) -> dict[str, Any]:
         """What `survey` needs to know."""
-        stations = 0 if self.grid is not None and self.fit is None else self.stations
-        effort = {"steps": self.steps, "stations": stations, "probes": self.probes}
-        return {"seeds": seeds, "probed": min(self.probed, len(seeds)), **effort}
+        probe_levels = 0 if self.grid is not None and self.fit is None else self.probe_levels
+        effort = {"steps": self.steps, "probe_levels": probe_levels, "probes": self.probes}
+        return {"seeds": seeds, "probe_samples": min(self.probe_samples, len(seeds)), **effort}
 
 
-LIGHT = Recipe(stations=8, probed=8)
+HOST_RECIPE = Recipe(probe_levels=8, probe_samples=8)
 """For the networks of hosts, whose derivatives are dear."""
 
 
@@ -158,7 +158,7 @@ def calibrate(
     shape: Sequence[int],
     *,
     recipe: Recipe | None = None,
-    measured: Survey | None = None,
+    measured: ReferenceRun | None = None,
     seeds: Sequence[int] = range(64),
     batch: int = 64,
     device: torch.device | str = "cpu",
@@ -191,11 +191,11 @@ def calibrate(
         callback: as in `sample`.
     """
     recipe = recipe or Recipe()
-    measured = measured or survey(
+    measured = measured or reference_run(
         denoiser,
         schedule,
         shape,
-        **recipe.survey(seeds),
+        **recipe.reference_run(seeds),
         batch=batch,
         grid=LogSNR() if recipe.grid else None,  # a trajectory to σ = 0 serves any grid
         device=device,
@@ -205,22 +205,24 @@ def calibrate(
     whole = conditioned(denoiser, measured.own, batch)
     calls = whole.calls
 
-    def run(levels: Levels, correction: Correction) -> Sampling:
+    def run(levels: Levels, correction: Correction) -> SampleResult:
         x = noise(measured.own, shape, levels[0], dtype).to(device)
         return sample(whole, x, levels, solver, correction, callback=callback)
 
-    late = schedule if recipe.start is None else begun(schedule, recipe.start * measured.strongest)
+    late = schedule if recipe.start is None else schedule.starting_at(recipe.start * measured.peak_band_rms)
     if not late.ratio_max > late.ratio_min:
         raise ValueError(f"start = {recipe.start}: sigma/alpha = {late.ratio_max:.4g} is below the schedule's smallest")
     levels = solver.levels(recipe.grid or measured.grid(0.0), schedule, nfe)
     rows, how, power, start = [StepRow()] * levels.steps, repr(Plain()), 0.0, None
-    checked = recipe.within > 0 and measured.path.reaches(levels[-1])
-    if not checked or recipe.within < mismatch(measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])):
+    checked = recipe.tolerance > 0 and measured.path.reaches(levels[-1])
+    if not checked or recipe.tolerance < mismatch(
+        measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])
+    ):
         fit, power = recipe.fit or ByAlignment(), recipe.power
         start = None if late is schedule else recipe.start
         levels = Levels(solver.levels(recipe.grid or measured.grid(power), late, nfe).levels, schedule)
         rows, how = [step_row(found) for found in run(levels, fit(measured)).statistics], repr(fit)
-    spent = int(total(torch.tensor(whole.calls - calls)))
+    spent = int(all_reduce_sum(torch.tensor(whole.calls - calls)))
     return Calibration(
         solver,
         levels,

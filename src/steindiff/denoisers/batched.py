@@ -11,7 +11,7 @@ from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level
 
 
-class Split(Denoiser):
+class Batched(Denoiser):
     """Consecutive parts of a batch go to their own denoisers (which may all be the same one).
 
     Args:
@@ -31,16 +31,16 @@ class Split(Denoiser):
         parts = zip(self.denoisers, x.split(self.sizes), strict=True)
         return torch.cat([denoiser(part, level) for denoiser, part in parts])
 
-    def part(self, part: slice, batch: int) -> Split:
+    def subset(self, part: slice, batch: int) -> Batched:
         chosen = range(*part.indices(batch))
         denoisers, sizes, start = [], [], 0
         for denoiser, size in zip(self.denoisers, self.sizes, strict=True):
             inside = range(max(chosen.start, start) - start, min(chosen.stop, start + size) - start)
             if inside:
-                denoisers.append(denoiser.part(slice(inside.start, inside.stop), size))
+                denoisers.append(denoiser.subset(slice(inside.start, inside.stop), size))
                 sizes.append(len(inside))
             start += size
-        return Split(denoisers, sizes)
+        return Batched(denoisers, sizes)
 
     @property
     def calls(self) -> int:

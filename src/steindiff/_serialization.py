@@ -6,7 +6,9 @@ Only classes found by walking a package can be revived, and only through their o
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
+import json
 import pkgutil
 from types import ModuleType
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def describe(thing: Any) -> dict[str, Any]:
+def to_config(thing: Any) -> dict[str, Any]:
     """The class name and the constructor arguments of a frozen dataclass."""
     fields = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
     return {"kind": type(thing).__name__, **fields}
@@ -35,8 +37,8 @@ def kinds(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
     }
 
 
-def revive(argument: str, description: Any, table: dict[str, type[T]]) -> T:
-    """Rebuild what `describe` wrote.
+def from_config(argument: str, description: Any, table: dict[str, type[T]]) -> T:
+    """Rebuild what `to_config` wrote.
 
     Raises:
         ValueError: if the description names an unknown kind or does not fit its constructor.
@@ -60,3 +62,35 @@ def revive(argument: str, description: Any, table: dict[str, type[T]]) -> T:
 def freeze(value: Any) -> Any:
     """JSON's lists as tuples, all the way down."""
     return tuple(freeze(v) for v in value) if isinstance(value, list) else value
+
+
+def checksum(content: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of `content`."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with its checksum."""
+    return {**content, "sha256": checksum(content)}
+
+
+def verified(what: str, content: Any, version: int) -> dict[str, Any]:
+    """The content without its checksum, once it has been found whole.
+
+    Args:
+        what: the document's kind, for the message.
+        content: what was read.
+        version: the only `format` that is accepted.
+
+    Raises:
+        ValueError: if it is no such document, of another version, or altered.
+    """
+    if not isinstance(content, dict) or "format" not in content:
+        raise ValueError(f"not a {what}: the field 'format' is missing")
+    if content["format"] != version:
+        raise ValueError(f"format = {content['format']!r}: this version reads {version} only")
+    body = {name: value for name, value in content.items() if name != "sha256"}
+    if content.get("sha256") != checksum(body):
+        raise ValueError("sha256: the content was altered or is damaged")
+    return body

@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from sklearn.datasets import load_digits
 
-from steindiff.calibrate import calibrate
+from steindiff.calibrating import calibrate
 from steindiff.calibration import Calibration
-from steindiff.compare import RandomFeatures, Subject
+from steindiff.comparison import RandomFeatures, Subject
 from steindiff.denoisers import Mixture
 from steindiff.metrics.frechet import Moments
 from steindiff.schedules import SCHEDULES

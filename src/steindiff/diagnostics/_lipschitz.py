@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from steindiff.corrections.observed import Observed
+from steindiff.corrections.hook import WithHook
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
+from steindiff.loop import sample
+from steindiff.probes._pullback import Function, Route, by_autograd, pullback
 from steindiff.probes.jvp import pushforward
-from steindiff.probes.pullback import Function, Route, by_autograd, pullback
-from steindiff.sample import sample
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
 
@@ -127,7 +127,7 @@ def lipschitz(
             functions = (partial(candidate, step), partial(denoiser, level=levels[i]), partial(noise, level=levels[i]))
             rows.append([norm(function, x) for function in functions])
 
-    sample(denoiser, x, levels, solver, Observed(look))
+    sample(denoiser, x, levels, solver, WithHook(look))
     transition, clean, predicted = (torch.stack(column) for column in zip(*rows, strict=True))
     return Lipschitz(tuple(level.sigma for level in levels[:-1][::every]), transition, clean, predicted)
 

@@ -15,8 +15,8 @@ from rich.markup import escape
 
 import steindiff
 from steindiff.cli import commands
-from steindiff.cli.launch import launched, speaker, together
 from steindiff.cli.output import errors
+from steindiff.cli.process_group import launched, process_group, speaker
 
 MISTAKE, INTERRUPTED = 1, 130
 """Exit codes: something the user can mend (a wrong option has typer's own code 2); Ctrl-C, as shells have it."""
@@ -42,7 +42,7 @@ def root(
     name = str(context.invoked_subcommand)
     if launched() and not getattr(importlib.import_module(f"{commands.__name__}.{name}"), "TOGETHER", False):
         raise ValueError(f"{name}: runs in one process; leave torchrun out")
-    context.with_resource(together())
+    context.with_resource(process_group())
 
 
 def build() -> typer.Typer:

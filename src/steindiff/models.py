@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from steindiff import datasets, zoo
-from steindiff.compare import RandomFeatures, Subject
+from steindiff.comparison import RandomFeatures, Subject
 from steindiff.denoisers import EDMDenoiser, Epsilon, Guided
 from steindiff.denoisers.base import Denoiser
 from steindiff.metrics import InceptionFeatures, references
 from steindiff.pixels import to_uint8
+from steindiff.reference_run import Conditioned
 from steindiff.schedules import EDM, Discrete
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
-from steindiff.survey import Conditioned
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
 from steindiff.zoo.shipped import calibration
 

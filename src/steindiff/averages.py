@@ -1,0 +1,64 @@
+r"""Averages over a batch, all processes together."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from steindiff._distributed import gather, shard
+
+
+def mean(values: Tensor) -> Tensor:
+    """The mean of `values`, `(B, *)`, over the global batch: float64, `(*)`, equal in all processes.
+
+    Gathered before they are summed, so that it is the mean of one process to the bit.
+    """
+    whole = gather(values.double())
+    return whole.sum(0) / len(whole)
+
+
+def standard_error(values: Tensor) -> Tensor:
+    """The standard error of `mean(values)`, `(*)`, over the global batch `(B, *)`."""
+    spread = mean(values.square()) - mean(values).square()
+    return (spread.clamp(min=0.0) / shard(values).total).sqrt()
+
+
+class Average(ABC):
+    """Over what a statistic is averaged. Children are frozen dataclasses."""
+
+    @abstractmethod
+    def __call__(self, values: Tensor) -> Tensor:
+        """Average `values`, `(B,)`: a float64 scalar, or `(B,)` where every sample keeps its own."""
+
+
+@dataclass(frozen=True)
+class OverBatch(Average):
+    """One number for the whole batch, all processes together, as in the paper. Ties a sample to its batch."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return mean(values)
+
+
+@dataclass(frozen=True)
+class PerSample(Average):
+    """Every sample its own number: noisier, but a sample then depends on its own state and probes alone."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return values.double()
+
+
+def ratio_error(numerator: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The ratio of two means over the global batch, and its standard error.
+
+    ratio = N/D with N, D the means of `numerator` and `denominator`, both `(B,)`; to first order its standard error
+    is √(Var(n − ratio·d)/B)/|D|, which counts the spread over samples and the noise of their probes alike.
+
+    Returns:
+        Ratio and standard error, float64 scalars.
+    """
+    bottom = mean(denominator)
+    ratio = mean(numerator) / bottom
+    spread = mean((numerator.double() - ratio * denominator.double()).square())
+    return ratio, (spread / shard(numerator).total).sqrt() / bottom.abs()
