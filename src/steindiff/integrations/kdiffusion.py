@@ -73,8 +73,8 @@ class HostDenoiser(CountingDenoiser):
         self.dtype = dtype
         self.device = device
         self._conditions = conditions or {}
-        self.first: tuple[Tensor, Tensor] | None = None
-        """The first state, in the host's coordinates, and its denoised image since somebody set this to None."""
+        self.watched: dict[Level, tuple[Tensor, Tensor]] | None = None
+        """If a dict: the latest state at each level, in the host's coordinates, and its denoised image."""
 
     @property
     def conditions(self) -> Mapping[str, Any]:
@@ -83,7 +83,8 @@ class HostDenoiser(CountingDenoiser):
     def denoise(self, x: Tensor, level: Level) -> Tensor:
         y = x if self.flow else x / level.alpha
         found = self._denoised(y, level)
-        self.first = self.first or (y, found)
+        if self.watched is not None:
+            self.watched[level] = y, found
         return found
 
     def _denoised(self, y: Tensor, level: Level) -> Tensor:
@@ -220,17 +221,17 @@ def sample_steindiff(
         levels = levels_of(sigmas, flow=flow)
     units = [1.0 if flow else level.alpha for level in (levels[0], levels[-1])]
     denoiser = HostDenoiser(model, extra_args, flow=flow, dtype=x.dtype)
+    denoiser.watched = None if callback is None else {}
     state = x.to(torch.promote_types(x.dtype, torch.float32)) * units[0]
 
     with bar("sampling", levels.steps, shown=disable is False) as advance:
 
         def report(info: StepInfo) -> None:
             advance(1)
-            if callback is not None:
-                here, found = (t.to(x.dtype) for t in denoiser.first or (info.x, info.x))
+            if callback is not None and denoiser.watched is not None:
+                here, found = (t.to(x.dtype) for t in denoiser.watched.pop(levels[info.i]))
                 sigma = sigmas[info.i]
                 callback({"x": here, "i": info.i, "sigma": sigma, "sigma_hat": sigma, "denoised": found})
-            denoiser.first = None
 
         out = sample(denoiser, state, levels, chosen or SOLVERS["dpmpp-2m"], correction, callback=report)
     return (out.x / units[-1]).to(x.dtype)
