@@ -229,7 +229,9 @@ def sample_steindiff(
         def report(info: StepInfo) -> None:
             advance(1)
             if callback is not None and denoiser.watched is not None:
-                here, found = (t.to(x.dtype) for t in denoiser.watched.pop(levels[info.i]))
+                here, found = (t.to(x.dtype) for t in denoiser.watched[levels[info.i]])
+                later = levels[info.i + 1]  # some solvers have evaluated there already
+                denoiser.watched = {level: seen for level, seen in denoiser.watched.items() if level == later}
                 sigma = sigmas[info.i]
                 callback({"x": here, "i": info.i, "sigma": sigma, "sigma_hat": sigma, "denoised": found})
 
