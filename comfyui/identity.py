@@ -18,7 +18,7 @@ SAMPLED = 16
 LENGTH = 4096
 """How many numbers of each."""
 SAME = {"float": 0.02, "8 bit": 0.08, "packed": 0.0}
-"""Relative difference up to which weights are the same, by how they are stored: rounding to 8 bits moves them by 3 %."""
+"""Relative difference up to which weights are the same, by how they are stored: 8 bits move them by 3 %."""
 SAME_GUIDANCE = 0.005
 """Relative difference up to which guidance is the same."""
 FLOW_LEVELS = (0.95, 0.75, 0.5, 0.25, 0.05)

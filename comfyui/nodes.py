@@ -156,9 +156,9 @@ class SteinDiffSampler:
         Raises:
             ValueError: if the calibration was measured with another solver than the one chosen.
         """
-        if calibration is not None and solver != AUTO:
-            if said := calibration.differences(solver=SOLVERS[solver]):
-                raise ValueError(f"calibration does not fit: {said[0]}; set solver to {AUTO}")
+        chosen = None if solver == AUTO else SOLVERS[solver]
+        if calibration is not None and (said := calibration.differences(solver=chosen)):
+            raise ValueError(f"calibration does not fit: {said[0]}; set solver to {AUTO}")
         return (comfy.samplers.KSAMPLER(replaying, {"options": (solver, calibration, check)}),)
 
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -294,7 +294,7 @@ class Interruption:
 class ProgressBar:
     """Remembers what it was told."""
 
-    made: list[ProgressBar] = []
+    made: ClassVar[list[ProgressBar]] = []
 
     def __init__(self, total: int) -> None:
         self.total, self.seen = total, []

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import comfy_stand_in as comfy
 import pytest
 import torch
+from comfy_stand_in import SHAPE, BaseModel, CFGGuider, DiscreteEPS, DualCFGGuider, FlowCONST, Patcher, prompt
 from torch import Tensor
 
-import comfy_stand_in as comfy
-from comfy_stand_in import SHAPE, BaseModel, CFGGuider, DiscreteEPS, DualCFGGuider, FlowCONST, Patcher, prompt
 from problems import random_calibration
 from steindiff.grids import Karras
 from steindiff.integrations.kdiffusion import sample_steindiff, sigmas_of

@@ -105,7 +105,7 @@ class HostDenoiser(CountingDenoiser):
 
 
 def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma_max: float) -> Model:
-    """A host's model with its range of noise levels, ready for `calibrate`; states live where the denoiser's model does.
+    """A host's model with its range of noise levels, ready for `calibrate`.
 
     Args:
         denoiser: the host's model.
