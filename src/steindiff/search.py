@@ -227,7 +227,7 @@ class Search:
         enough: stop when an iteration lowers J by less than this share.
     """
 
-    iterations: int = 4
+    iterations: int = 3
     levels: bool = True
     start: bool = True
     telling: bool = True
