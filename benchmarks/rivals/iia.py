@@ -17,7 +17,7 @@ from torch import Tensor
 
 from steindiff.bases import Identity
 from steindiff.corrections import Correction
-from steindiff.corrections.alignment import Alignment
+from steindiff.corrections.alignment import Alignment, Groups
 from steindiff.corrections.base import Transition
 from steindiff.levels import Levels
 from steindiff.loop import sample
@@ -28,7 +28,10 @@ from steindiff.tableau import Step
 
 def least_squares(shape: tuple[int, ...], goal: Tensor, terms: int) -> Alignment:
     """Plain least squares with scalar weights towards `goal`, `(N, *)`."""
-    return Alignment(Identity(shape), lambda level: goal, below=0.0, significance=0.0, terms=terms, tail=1e5, ridge=0.0)
+    everyone = Groups.of([None] * len(goal))
+    return Alignment(
+        Identity(shape), lambda level: goal, everyone, below=0.0, significance=0.0, terms=terms, tail=1e5, ridge=0.0
+    )
 
 
 @dataclass(frozen=True)

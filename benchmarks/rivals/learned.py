@@ -16,6 +16,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -107,7 +108,8 @@ class LearnedSolver(nn.Module):
 
             def ask(z: Tensor, place: float, told: float) -> Tensor:
                 level = self.schedule.at(place)
-                return denoiser(level.alpha * z, level._replace(t=self.schedule.time(told)))
+                asked = level._replace(t=self.schedule.time(told), told=math.exp(place - told))
+                return denoiser(level.alpha * z, asked)
 
             place, told = lam.item(), (lam + shift).item()
             d = ask(y, place, told)

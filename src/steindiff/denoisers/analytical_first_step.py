@@ -2,6 +2,9 @@ r"""The analytical first step: where noise hides everything, a formula answers f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from steindiff.denoisers.base import Denoiser
@@ -33,6 +36,10 @@ class AnalyticalFirstStep(Denoiser):
         if level.ratio < self.first.ratio * (1.0 - 1e-9):
             return self.denoiser(x, level)
         return x * (level.alpha * self.variance / (level.alpha**2 * self.variance + level.sigma**2))
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self.denoiser.conditions
 
     @property
     def calls(self) -> int:

@@ -3,6 +3,8 @@ r"""Epsilon scaling: a sampler's predicted noise is too large; divide it."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -41,6 +43,10 @@ class EpsilonScaling(Denoiser):
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         d, share = self.denoiser(x, level), 1.0 / self.divisor(level)
         return d if share == 1.0 or level.alpha == 0.0 else share * d + ((1.0 - share) / level.alpha) * x
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self.denoiser.conditions
 
     @property
     def calls(self) -> int:
