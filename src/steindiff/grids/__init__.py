@@ -1,6 +1,6 @@
 """Grids, one file each. A new file with a `VARIANTS` table is found by walking this folder."""
 
-from steindiff._discovery import variants
+from steindiff._discovery import Registry
 from steindiff.grids.ays import AYS
 from steindiff.grids.base import Grid
 from steindiff.grids.explicit import Explicit
@@ -9,6 +9,6 @@ from steindiff.grids.karras import Karras
 from steindiff.grids.logsnr import LogSNR
 from steindiff.grids.uniform import UniformTime
 
-GRIDS: dict[str, Grid] = variants(__name__, __path__, Grid)
+GRIDS: Registry[Grid] = Registry(__name__, Grid)
 
 __all__ = ["AYS", "GITS", "GRIDS", "Explicit", "Grid", "Karras", "LogSNR", "UniformTime"]
