@@ -6,8 +6,8 @@
 Rows are solver × method, columns true network calls. Every record holds, for seeds 0 to samples − 1:
 
 - `fid`: Fréchet distance of Inception features to real images, where statistics of them are given;
-- `own`: the same distance to the model's own many-step samples of *other* seeds, the honest one: sharpening cannot lower
-  it. Its floor is the teacher's row, two sets of many-step samples. `precision` and `recall` are to the same samples;
+- `own`: the same distance to the model's own many-step samples of *other* seeds, the honest one: sharpening cannot
+  lower it. Its floor is the teacher's row, two sets of many-step samples. `precision` and `recall` are to them, too;
 - `own_second`: that distance by other features, EfficientNet-Lite0's where a file is given, else a random network's;
 - `psnr`: to the teacher's image of the same seed; `spread`: standard deviation within a condition over the teacher's;
 - what was needed before: `training`, `data`, seeds, evaluations of the network (one sample each), backward passes,
@@ -29,10 +29,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from steindiff.metrics.likeness import psnr, spread
-from steindiff.metrics.random_features import RandomFeatures
-from steindiff.model import Model
-from steindiff.sampler import Sampler, levels_for
 from torch import Tensor
 
 from recording import Records, machine, options, real_images
@@ -50,9 +46,13 @@ from steindiff.levels import Level, Levels
 from steindiff.loop import sample
 from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, precision_recall, references
 from steindiff.metrics.inception import InceptionFeatures
+from steindiff.metrics.likeness import psnr, spread
+from steindiff.metrics.random_features import RandomFeatures
+from steindiff.model import Model
 from steindiff.models import PARAMETERISATIONS, ByLabel
 from steindiff.pixels import to_uint8
 from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.sampler import Sampler, levels_for
 from steindiff.seeding import in_batches
 from steindiff.solvers import Solver
 
@@ -249,7 +249,7 @@ class Bench:
         return self.described(self.real)[0][:MOST_NEAREST]
 
     def judge(self, images: Tensor) -> dict[str, Any]:
-        """All measures of the images of seeds 0, 1, …"""
+        """All measures of the images of the first seeds."""
         first, second = self.described(images)
         _, own, own_second = self.others
         moments = Moments.of(first)
@@ -348,9 +348,8 @@ class Bench:
         seeds = self.preparation_seeds(self.seeds)
 
         def scaled(scale: float) -> Run:
-            return wrapped(
-                by_sampler(Sampler(solver, levels)), lambda denoiser: EpsilonScaling(denoiser, levels, scale)
-            )
+            run = by_sampler(Sampler(solver, levels))
+            return wrapped(run, lambda denoiser: EpsilonScaling(denoiser, levels, scale))
 
         def work(model: Model) -> float:
             goal = Moments.of(self.described(to_uint8(reference.samples))[0])
@@ -421,9 +420,8 @@ class Bench:
         count = min(seeds, self.seeds)
         recipe = Recipe(seeds=self.preparation_seeds(count))
         recipe = recipe if search else replace(recipe, search=None)
-        made, cost = self.prepare(
-            lambda model: calibrate(model, nfe, solver, recipe=recipe, batch=min(self.batch, 256))
-        )
+        batch = min(self.batch, 256)
+        made, cost = self.prepare(lambda model: calibrate(model, nfe, solver, recipe=recipe, batch=batch))
         chosen = {
             "sigmas": sigmas(made.levels),
             "told": [round(level.told, 4) for level in made.levels[:-1]],
@@ -588,9 +586,7 @@ def load_model(spec: str, device: str, *, half: bool, compiled: bool) -> Model:
 
 def main() -> None:
     parser = options(__doc__, "comparison")
-    parser.add_argument(
-        "--model", default="cifar10", help="name in the zoo, or module:function(device, half, compiled)"
-    )
+    parser.add_argument("--model", default="cifar10", help="of the zoo, or module:function(device, half, compiled)")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))

@@ -13,13 +13,14 @@ from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, gain_diagonal, measure
 from rivals.iia import IIA, least_squares
 from rivals.learned import LearnedSolver, Training, history_weights
 from rivals.restart import Restart, renoise
-from steindiff import GRIDS, SOLVERS, noise, sample
+from steindiff import SOLVERS, noise, sample
 from steindiff.denoisers import AnalyticalFirstStep, Epsilon, EpsilonScaling, Gaussian
-from steindiff.grids import AYS, GITS, LogSNR
+from steindiff.grids import AYS, GITS, Karras, LogSNR
 from steindiff.grids.ays import SDXL, STABLE_DIFFUSION, STABLE_VIDEO_DIFFUSION
 from steindiff.grids.gits import jump_costs
 from steindiff.levels import Level, Levels
 from steindiff.reference_run import Trajectory
+from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, VP, Discrete
 from steindiff.solvers import DDIM, UniPCBh1
 from stepping import step_at
@@ -59,7 +60,7 @@ def test_gits_costs_of_gaussian_data_are_the_closed_form(schedule):
 def test_gits_finds_the_best_of_all_paths(coefficient, to_zero):
     generator, size = torch.Generator().manual_seed(3), 8
     cost = tuple(tuple(torch.rand(n, generator=generator).tolist()) for n in range(size - 1, 0, -1))
-    points = tuple(GRIDS["edm-min"](EDM(), size - 1 - to_zero)[k].t for k in range(size - to_zero))
+    points = tuple(Karras(to_zero=False)(EDM(), size - 1 - to_zero)[k].t for k in range(size - to_zero))
     grid = GITS(points, cost, coefficient, to_zero)
 
     def price(path):
@@ -90,8 +91,8 @@ def test_gits_serves_every_budget_from_one_trajectory_and_helps_on_a_mixture():
     exact = problem.flow(y, fine[0], fine[-1])
     for nfe in (4, 6, 8):
         errors = [
-            (sample(problem.denoiser, y, DDIM().levels(g, schedule, nfe), DDIM()).x - exact).abs().mean()
-            for g in (grid, GRIDS["logsnr-min"])
+            (sample(problem.denoiser, y, levels_for(DDIM(), g, schedule, nfe), DDIM()).x - exact).abs().mean()
+            for g in (grid, LogSNR(to_zero=False))
         ]
         assert errors[0] < errors[1]
 
@@ -151,7 +152,7 @@ def test_epsilon_scaling_divides_the_noise(schedule):
 
 
 def test_epsilon_scaling_by_one_changes_nothing_and_inner_stages_belong_to_their_step():
-    levels = GRIDS["edm-min"](EDM(), 4)
+    levels = Karras(to_zero=False)(EDM(), 4)
     denoiser = gaussian().denoiser
     x = noise(range(3), (3,), levels[0], FLOAT)
     plain, scaled = (sample(d, x, levels, DDIM()).x for d in (denoiser, EpsilonScaling(denoiser, levels, 1.0)))
@@ -359,7 +360,7 @@ def test_training_comes_nearer_on_seeds_it_did_not_see():
 
 
 def test_restart_without_repetitions_is_the_plain_run_and_counts_what_it_spends():
-    denoiser, levels = gaussian().denoiser, GRIDS["edm"](EDM(), 9)
+    denoiser, levels = gaussian().denoiser, Karras(to_zero=True)(EDM(), 9)
     plain = sample(denoiser, noise(range(4), (3,), levels[0]), levels, SOLVERS["heun"])
     restart = Restart(levels, repetitions=0)
     assert torch.equal(restart(denoiser, range(4), (3,), "cpu"), plain.x)
@@ -387,4 +388,4 @@ def test_restart_keeps_the_marginal(schedule):
 
 def test_restart_refuses_an_interval_below_the_run():
     with pytest.raises(ValueError, match="high must exceed"):
-        Restart(GRIDS["edm"](EDM(), 4), low=0.06, high=0.05).parts()
+        Restart(Karras(to_zero=True)(EDM(), 4), low=0.06, high=0.05).parts()
