@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import comparison
+import comparison_tables
 from comparison import METHODS, PLAN, Bench, Cell, Cost, cells
 from recording import Records
 from steindiff.denoisers import Mixture
@@ -80,3 +81,72 @@ def test_every_method_of_the_plan_is_known_and_every_method_planned():
 def test_costs_add_up():
     total = Cost(1.0, 5.0, 10, 2) + Cost(2.0, None, 5, 0)
     assert total == Cost(3.0, 5.0, 15, 2)
+
+
+def record(solver: str, method: str, nfe: int, own: float, **more) -> dict:
+    measures = {"fid": own + 1, "own_second": own, "precision": 0.8, "recall": 0.5, "psnr": 20.0, "spread": 1.0}
+    preparation = {
+        "seeds": METHODS[method].seeds,
+        "teacher_nfe": METHODS[method].teacher_nfe,
+        "seconds": 1.0,
+        "memory_mb": 10,
+        "evaluations": 100 * bool(METHODS[method].seeds),
+        "backward_passes": 0,
+    }
+    return {
+        "model": "cifar10",
+        "solver": solver,
+        "method": method,
+        "nfe": nfe,
+        "samples": 100,
+        "network_calls": nfe,
+        "nfe_counted": nfe,
+        "own": own,
+        **measures,
+        "training": METHODS[method].training,
+        "data": False,
+        "preparation": preparation,
+        "features": ["inception", "random"],
+        **more,
+    }
+
+
+RECORDS = [
+    record("heun", "teacher", 35, 5.0, psnr=None),
+    record("ipndm-3", "edm", 5, 30.0),
+    record("ipndm-4", "logsnr", 5, 20.0),
+    record("ipndm-4", "learned", 5, 6.0),
+    record("unipc-bh1-3", "dpm-v3", 5, 18.0),
+    record("dpmpp-2m", "calibrated", 5, 7.0),
+]
+
+
+def test_tables_show_the_better_choice_and_mark_the_best_without_training():
+    table = comparison_tables.by_budget(RECORDS, "own")
+    assert "| iPNDM | plain, better grid | – | – | 20.00 |" in table
+    assert "| **calibrated** | – | – | **7.00** |" in table
+    assert "| learned (training) | – | – | 6.00 |" in table
+    assert "| DPM-Solver-v3 | better order | – | – | 18.00 |" in table
+    assert "many steps (35) | 5.00" in table
+    assert "| many steps | heun | 5.00 | 6.00 | 5.00 | 0.800 | 0.500 | – | 1.000 |" in comparison_tables.others(RECORDS)
+    assert "| calibrated | no | no | 256 | 24 | 100 | – | 1.0 s | 10 MB | 5 of 5 | 7.00 |" in comparison_tables.costs(
+        RECORDS
+    )
+
+
+def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):
+    page, records = tmp_path / "page.md", tmp_path / "records.json"
+    page.write_text("before\n<!-- table:comparison-cifar10-own -->\nafter\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["tables", "--records", str(records), "--page", str(page)])
+    records.write_text(json.dumps(RECORDS), encoding="utf-8")
+    comparison_tables.main()
+    once = page.read_text(encoding="utf-8")
+    comparison_tables.main()
+    assert page.read_text(encoding="utf-8") == once
+    assert once.startswith("before")
+    assert once.endswith("<!-- /table:comparison-cifar10-own -->\nafter\n")
+    records.write_text(json.dumps([{**RECORDS[0], "features": ["random", "random"]}]), encoding="utf-8")
+    with pytest.raises(SystemExit, match="dry run"):
+        comparison_tables.main()
+    with pytest.raises(SystemExit, match="need one of the method"):
+        comparison_tables.teacher(RECORDS[1:])
