@@ -63,8 +63,8 @@ PREPARATION_SEED = 10**6
 """First of the seeds methods may prepare with."""
 OTHER_SEED = 2**31
 """First of the seeds of the model's other many-step samples."""
-TEACHER = Sampler("heun", "edm-to-zero", 35)
-"""Many steps, as the field runs them."""
+TEACHER = ("heun", "edm-to-zero", 35)
+"""Many steps, as the field runs them: solver, grid, evaluations."""
 SCALES = (0.98, 0.99, 0.995, 1.0, 1.005, 1.01, 1.02, 1.04)
 """λ that epsilon scaling may take."""
 MOST_NEAREST = 10_000
@@ -233,12 +233,12 @@ class Bench:
     @cached_property
     def teacher(self) -> Tensor:
         """The teacher's images of the seeds that are judged."""
-        return self.images(by_sampler(TEACHER))
+        return self.images(self.many_steps().run)
 
     @cached_property
     def others(self) -> tuple[Tensor, Moments, Moments]:
         """Features of the teacher's images of other seeds, and the moments of both kinds."""
-        first, second = self.described(self.images(by_sampler(TEACHER), OTHER_SEED))
+        first, second = self.described(self.images(self.many_steps().run, OTHER_SEED))
         return first, Moments.of(first), Moments.of(second)
 
     @cached_property
@@ -301,15 +301,23 @@ class Bench:
         """A fine trajectory."""
         return self.once(
             ("fine", seeds, steps),
-            lambda model: reference_run(
-                model, self.preparation_seeds(seeds), steps=steps, to_zero=False, batch=min(self.batch, 256)
-            ),
+            lambda model: reference_run(model, self.preparation_seeds(seeds), steps=steps, batch=min(self.batch, 256)),
         )
 
     # The methods
 
+    def levels(self, solver: Solver, grid: Grid | str, nfe: int) -> Levels:
+        """Levels of a run that spends `nfe` evaluations, from a finite log-SNR."""
+        schedule = self.model.schedule
+        found = levels_for(solver, GRIDS.resolve("grid", grid), schedule.finite_start(), nfe)
+        return Levels(found.levels, schedule)
+
     def on_grid(self, solver: Solver, nfe: int, grid: str) -> Prepared:
-        return Prepared(by_sampler(Sampler(solver, grid, nfe)), chosen={"grid": grid})
+        return Prepared(by_sampler(Sampler(solver, self.levels(solver, grid, nfe))), chosen={"grid": grid})
+
+    def many_steps(self) -> Prepared:
+        solver, grid, nfe = TEACHER
+        return self.on_grid(SOLVERS[solver], nfe, grid)
 
     def gits_grid(self, seeds: int = 256, steps: int = 60) -> tuple[GITS, Cost]:
         count = min(seeds, self.seeds)
@@ -319,18 +327,18 @@ class Bench:
 
     def gits(self, solver: Solver, nfe: int) -> Prepared:
         grid, cost = self.gits_grid()
-        levels = levels_for(solver, grid, self.model.schedule, nfe)
+        levels = self.levels(solver, grid, nfe)
         return Prepared(by_sampler(Sampler(solver, levels)), cost, {"sigmas": sigmas(levels)})
 
     def afs(self, solver: Solver, nfe: int, grid: str) -> Prepared:
         """One step more, whose evaluation is a formula: as many calls of the network."""
-        found, cost = self.gits_grid() if grid == "gits" else (GRIDS[grid], Cost())
-        levels = levels_for(solver, found, self.model.schedule, nfe + 1)
+        found, cost = self.gits_grid() if grid == "gits" else (grid, Cost())
+        levels = self.levels(solver, found, nfe + 1)
         run = wrapped(by_sampler(Sampler(solver, levels)), lambda denoiser: AnalyticalFirstStep(denoiser, levels[0]))
         return Prepared(run, cost, {"grid": grid, "sigmas": sigmas(levels)})
 
     def iia(self, solver: Solver, nfe: int, grid: str) -> Prepared:
-        levels = levels_for(solver, GRIDS[grid], self.model.schedule, nfe)
+        levels = self.levels(solver, grid, nfe)
         seeds, shape = self.preparation_seeds(self.seeds), self.model.shape
 
         def work(model: Model) -> Replay:
@@ -343,7 +351,7 @@ class Bench:
 
     def epsilon_scaling(self, solver: Solver, nfe: int, grid: str) -> Prepared:
         """λ by the Fréchet distance to the model's own fine samples, as its authors choose it by FID."""
-        levels = levels_for(solver, GRIDS[grid], self.model.schedule, nfe)
+        levels = self.levels(solver, grid, nfe)
         reference, cost = self.fine(self.seeds, 24)
         seeds = self.preparation_seeds(self.seeds)
 
@@ -387,8 +395,8 @@ class Bench:
         return Prepared(run, cost, {"grid": grid, "pseudo": pseudo})
 
     def learned(self, solver: Solver, nfe: int, grid: str) -> Prepared:
-        found, cost = self.gits_grid() if grid == "gits" else (replace(GRIDS[grid], to_zero=False), Cost())
-        levels = levels_for(solver, found, self.model.schedule.finite_start(), nfe)
+        found, cost = self.gits_grid() if grid == "gits" else (grid, Cost())
+        levels = self.levels(solver, found, nfe)
         reference, more = self.fine(self.seeds, 24)
         alpha = reference.trajectory.levels[-1].alpha
         training = Training(self.iterations, batch=min(64, self.seeds))
@@ -430,7 +438,7 @@ class Bench:
         return Prepared(by_sampler(made.sampler(check=False)), cost, chosen)
 
     def restart(self, solver: Solver, nfe: int) -> Prepared:
-        levels = levels_for(solver, GRIDS["edm-to-zero"], self.model.schedule, nfe)
+        levels = self.levels(solver, "edm-to-zero", nfe)
         restart = Restart(levels, solver=solver)
         return Prepared(
             by_function(lambda denoiser, model, seeds: restart(denoiser, seeds, model.shape, model.device)),
@@ -509,7 +517,7 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "teacher": Method("many steps", lambda bench, solver, nfe: Prepared(by_sampler(TEACHER))),
+    "teacher": Method("many steps", lambda bench, solver, nfe: bench.many_steps()),
     "edm": Method("plain, EDM grid", partial(Bench.on_grid, grid="edm")),
     "logsnr": Method("plain, log-SNR grid", partial(Bench.on_grid, grid="logsnr")),
     "gits": Method("GITS", Bench.gits, seeds=256, teacher_nfe=60),
@@ -537,20 +545,20 @@ METHODS: dict[str, Method] = {
 """IIA's teacher makes that many steps in each coarse one."""
 
 PLAN: dict[str, tuple[str, ...]] = {
-    "edm": ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm-2", "ipndm-3", "ipndm-4"),
-    "logsnr": ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm-2", "ipndm-3", "ipndm-4"),
-    "gits": ("ddim", "dpmpp-2m", "unipc-bh1-3", "ipndm-3", "ipndm-4"),
+    "calibrated": ("dpmpp-2m", "ipndm-4", "unipc-bh1-3"),
+    "edm": ("ipndm-4", "ipndm-3", "dpmpp-2m", "unipc-bh1-3", "ddim"),
+    "logsnr": ("dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm-4"),
+    "gits": ("ipndm-4", "ipndm-3", "dpmpp-2m"),
     "afs": ("ipndm-4",),
     "gits-afs": ("ipndm-4",),
-    "iia-edm": ("ddim", "dpmpp-2m", "ipndm-4"),
-    "iia-logsnr": ("ddim", "dpmpp-2m"),
-    "epsilon-scaling": ("dpmpp-2m", "ipndm-4"),
+    "iia-edm": ("ipndm-4", "dpmpp-2m"),
+    "iia-logsnr": ("dpmpp-2m",),
+    "epsilon-scaling": ("ipndm-4",),
     "dpm-v3": ("unipc-bh1-3",),
     "dpm-v3-pseudo": ("unipc-bh1-3",),
     "unsearched": ("dpmpp-2m",),
     "calibrated-64": ("dpmpp-2m",),
-    "calibrated": ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm-4"),
-    "learned": ("dpmpp-2m", "ipndm-4"),
+    "learned": ("ipndm-4",),
 }
 """Solvers of each method. DPM-Solver-v3 is a solver of its own, filed under its nearest relative."""
 
@@ -591,7 +599,7 @@ def main() -> None:
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--seeds", type=int, default=256, help="seeds a method may prepare with")
-    parser.add_argument("--iterations", type=int, default=600, help="of methods that train")
+    parser.add_argument("--iterations", type=int, default=400, help="of methods that train")
     parser.add_argument("--compile", action="store_true", help="compile the network: three times as fast, 30 s to wait")
     parser.add_argument("--quick", action="store_true", help="judge by random features alone")
     parser.add_argument("--efficientnet", type=Path, help="weights of the second features; default: random ones")

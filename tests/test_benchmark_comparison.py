@@ -61,7 +61,7 @@ def test_restart_counts_its_extra_evaluations(bench: Bench):
 
 def test_records_are_resumed(bench: Bench, tmp_path):
     path = tmp_path / "records.json"
-    wanted = list(cells(["logsnr"], ["ddim"], [3, 4]))
+    wanted = list(cells(["edm"], ["ddim"], [3, 4]))
     Records(path).measure(wanted[:1], bench.identity, bench.run, float("inf"))
     before = path.read_text()
     again = Records(path)

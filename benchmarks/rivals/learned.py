@@ -136,7 +136,7 @@ class Training:
         loss: default: mean square error.
     """
 
-    iterations: int = 600
+    iterations: int = 400
     batch: int = 64
     rate: float = 1e-2
     loss: Loss = nn.functional.mse_loss
