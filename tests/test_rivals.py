@@ -19,7 +19,7 @@ from steindiff.grids import AYS, GITS, Karras, LogSNR
 from steindiff.grids.ays import SDXL, STABLE_DIFFUSION, STABLE_VIDEO_DIFFUSION
 from steindiff.grids.gits import jump_costs
 from steindiff.levels import Level, Levels
-from steindiff.reference_run import Trajectory
+from steindiff.reference import Trajectory
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, VP, Discrete
 from steindiff.solvers import DDIM, UniPCBh1

@@ -30,7 +30,7 @@ from torch import Tensor
 from steindiff.denoisers import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.probes._pullback import pullback
-from steindiff.reference_run import Trajectory
+from steindiff.reference import Trajectory
 
 NODES = 64
 """Intervals of the quadrature in one step; even, for Simpson's rule."""

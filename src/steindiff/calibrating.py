@@ -27,7 +27,7 @@ from steindiff.grids.uniform import UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
@@ -198,8 +198,9 @@ def calibrate_budgets(
         at_least("nfe", nfe, 1)
     if not isinstance(model, Model):
         raise TypeError(f"model must be a steindiff.Model, got {type(model).__name__}; wrap the denoiser in one")
+    to_zero = recipe.to_zero if reference is None else reference.to_zero
     for nfe in nfes:  # before anything is spent
-        levels_for(solver, LogSNR(to_zero=recipe.to_zero), model.schedule.finite_start(), nfe)
+        levels_for(solver, LogSNR(to_zero=to_zero), model.schedule.finite_start(), nfe)
 
     def step(info: StepInfo) -> bool | None:
         return None if callback is None else callback(Progress("reference", info.i + 1, info.steps))

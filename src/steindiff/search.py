@@ -34,7 +34,7 @@ from steindiff.corrections.base import Correction
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import State, advance
-from steindiff.reference_run import ReferenceRun
+from steindiff.reference import ReferenceRun
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Evaluation
