@@ -120,7 +120,10 @@ def numbers(weight: Tensor) -> tuple[Tensor, str]:
             how = "packed"
     if not plain.dtype.is_floating_point:
         how = "packed"
-    return plain.as_subclass(Tensor).flatten()[:LENGTH].to("cpu", torch.float64), how
+    values = plain.as_subclass(Tensor).flatten()[:LENGTH].to("cpu", torch.float64)
+    if how == "float" and len(values) >= LENGTH // 4 and values.unique().numel() <= 256:
+        how = "8 bit"  # rounded before they were stored in more
+    return values, how
 
 
 def patches(patcher: Any) -> dict[str, Any]:

@@ -278,6 +278,16 @@ class TestIdentity:
                 guider.model_patcher.model.diffusion_model.first.weight_function = lambda w: scale * w
         run(nodes, guider, calibration)
 
+    def test_eight_bits_are_recognised_in_wider_storage(self, nodes: ModuleType):
+        """A file of 8-bit weights is often loaded as 16-bit ones."""
+        identity = sys.modules["steindiff_nodes.identity"]
+        weight = 0.02 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert identity.numbers(weight.to(dtype))[1] == "float"
+            for scale in (1.0, 0.0137):
+                rounded = (weight / scale).to(torch.float8_e4m3fn).to(dtype) * scale
+                assert identity.numbers(rounded)[1] == "8 bit"
+
     def test_packed_weights_are_compared_with_packed_ones(self, nodes: ModuleType):
         class Packed(Tensor):
             def dequantize(self) -> Tensor:
