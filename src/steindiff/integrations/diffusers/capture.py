@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from steindiff.integrations.diffusers.networks import (
     Guidance,
     Guided,
     Inputs,
+    answer,
     fitted,
     names,
 )
@@ -75,11 +77,6 @@ def network_of(pipe: Any) -> nn.Module:
         )
     module: nn.Module = pipe.components[found[0]]
     return module
-
-
-def answer(output: Any) -> Any:
-    """The first thing a model returned: a tensor, or a list of them where it takes a list of samples."""
-    return output[0] if isinstance(output, tuple) else output.sample
 
 
 def kept(value: Any) -> Any:
@@ -290,7 +287,8 @@ def guidances(parts: Sequence[Tensor], guided: Tensor, settings: Mapping[str, An
         weight = float(((form.sign * guided.float() - u) * (c - u)).sum() / (c - u).square().sum().clamp(min=1e-30))
         return replace(form, weight=float(f"{weight:.4g}"))
 
-    yield [fit(form) for form in forms]
+    # With c and u exchanged 1 − w fits as well as w.
+    yield [found for found in map(fit, forms) if found.weight >= 0.5]
 
 
 def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
@@ -499,8 +497,8 @@ def dealing(pipe: Any, network: Guided, record: Recorded, samples: int) -> Guide
         expected = torch.cat([part[list(rows)] for part in parts_of([asked.output], samples, x.shape[1:])])
         # Batches of another size round differently; the conditions of another sample are far off.
         tolerance = max(256.0 * torch.finfo(fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
-        for pick in PICKS:
-            chosen = replace(call, pick=pick)
+        for tables, pick in itertools.product((False, True), PICKS):
+            chosen = replace(call, pick=pick, tables=tables)
             try:
                 with torch.no_grad():
                     made = torch.cat(chosen(x, t, rows))
@@ -519,10 +517,9 @@ def dealing(pipe: Any, network: Guided, record: Recorded, samples: int) -> Guide
 
 def channels_of(pipe: Any, module: nn.Module) -> list[int]:
     """How many channels a sample may have, most trusted first."""
-    configs = [getattr(part, "config", {}) for part in (pipe.components.get("vae"), uncompiled(module))]
-    found = [
-        config.get(key) for config in configs for key in ("latent_channels", "z_dim", "out_channels", "in_channels")
-    ]
+    keys = {"vae": ("latent_channels", "z_dim"), "network": ("out_channels", "in_channels")}
+    parts = {"vae": pipe.components.get("vae"), "network": uncompiled(module)}
+    found = [getattr(parts[part], "config", {}).get(key) for part, named in keys.items() for key in named]
     return [n for n in found if isinstance(n, int)]
 
 

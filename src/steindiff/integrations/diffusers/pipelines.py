@@ -23,9 +23,9 @@ from steindiff.calibrating import HOST_RECIPE, Recipe
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
 from steindiff.grids.logsnr import LogSNR
-from steindiff.integrations.diffusers.capture import answer, capture, deviation, network_of, parts_of
+from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
-from steindiff.integrations.diffusers.networks import Guidance
+from steindiff.integrations.diffusers.networks import Guidance, answer
 from steindiff.integrations.diffusers.schedulers import (
     Corrected,
     SteinDPMSolverMultistepScheduler,
@@ -96,6 +96,7 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Non
         settings |= {
             "use_flow_sigmas": True,
             "prediction_type": "flow_prediction",
+            "time_shift_type": "exponential",  # all that stock schedulers take; it moves the grid only
             "flow_shift": float(scheduler.config.get("flow_shift", scheduler.config.get("shift", 1.0))),
         }
     settings |= {"stein_calibration": calibration, "stein_analytical": False}

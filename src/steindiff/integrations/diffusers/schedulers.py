@@ -397,6 +397,10 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not draws:
             kwargs.pop("generator", None)
+        # DDIMPipeline passes these whatever the scheduler.
+        if kwargs.pop("eta", 0.0):
+            raise ValueError("eta: only DDIM takes noise in by eta; leave it at 0")
+        kwargs.pop("use_clipped_model_output", None)
         output, *args = args if args else (kwargs.pop("model_output"),)
         if self._stein_guard is not None:
             self._stein_guard.check(output)
