@@ -25,6 +25,7 @@ from steindiff.solvers import DDIM, DPMSolverMultistep, Heun, UniPCBh1, UniPCBh2
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+import hosts  # noqa: E402
 from diffusers.configuration_utils import register_to_config  # noqa: E402
 from diffusers.models.unets.unet_2d import UNet2DOutput  # noqa: E402
 
@@ -51,7 +52,7 @@ class Case:
 
 CASES = {
     "ddpm": Case(tiny.ddpm, {"batch_size": 2}, 1, {"copies": 1}),
-    "ldm": Case(tiny.latent_diffusion, {"batch_size": 2}, 1, {"copies": 1}),
+    "ldm": Case(lambda: hosts.latent_diffusion()[0], {"batch_size": 2}, 1, {"copies": 1}),
     "sd": Case(
         tiny.stable_diffusion,
         {**tiny.embeddings(), **SIZE, "guidance_scale": 4.0},
@@ -74,8 +75,8 @@ CASES = {
         {"copies": 2, "conditional": 1, "weight": 5.0},
     ),
     "sd3": Case(
-        tiny.stable_diffusion_3,
-        {**tiny.embeddings(pooled=True), **SIZE, "guidance_scale": 4.0},
+        lambda: hosts.stable_diffusion_3()[0],
+        hosts.stable_diffusion_3()[1],
         1,
         {"copies": 2, "conditional": 1, "weight": 4.0},
     ),
@@ -555,7 +556,10 @@ class Loop(diffusers.DDPMPipeline):
         x = torch.randn(batch_size, 3, 8, 8, generator=torch.Generator().manual_seed(0))
         self.scheduler.set_timesteps(num_inference_steps)
         for t in self.scheduler.timesteps:
-            x = self.scheduler.step(self.predict(x, t), t, x).prev_sample
+            x = self.follow(self.scheduler.step(self.predict(x, t), t, x).prev_sample)
+
+    def follow(self, x: Tensor) -> Tensor:
+        return x
 
 
 class Doubling(Loop):
@@ -570,19 +574,80 @@ class Drifting(Loop):
         return self.unet(x, t, class_labels=t.expand(len(x), 4 * 8) / 100).sample
 
 
-class Inpainting(Loop):
-    """More channels than the state has."""
+class Fading(Loop):
+    """A guidance weight that depends on the time."""
 
     def predict(self, x: Tensor, t: Tensor) -> Tensor:
-        return self.unet(torch.cat([x, torch.ones_like(x[:, :1])], 1), t).sample
+        c, u = (self.unet(x, t, class_labels=torch.full((len(x), 32), value)).sample for value in (1.0, 0.0))
+        return u + (1.0 + float(t) / 1000) * (c - u)
+
+
+class Swapping(Loop):
+    """A network that is another one at every step."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.unet.conv_out.bias.add_(0.1)
+        return self.unet(x, t).sample
+
+
+class Leaping(Loop):
+    """A state that is changed after the step, as where a known image is blended in."""
+
+    def follow(self, x: Tensor) -> Tensor:
+        return 0.9 * x
+
+
+class Halving(Loop):
+    """A network that is given something else than the state."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(0.5 * x, t).sample
+
+
+class Marking(Loop):
+    """A channel more than the state has, which depends on the time."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(torch.cat([x, torch.full_like(x[:, :1], float(t))], 1), t).sample
+
+
+class Warping(Loop):
+    """A time that is not the scheduler's."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(x, t.float() ** 2 / 1000).sample
+
+
+class Skipping(Loop):
+    """Guidance from the second step on."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        if t > 900:
+            return self.unet(x, t).sample
+        return 0.5 * (self.unet(x, t).sample + self.unet(x, t).sample)
+
+
+class Failing(Loop):
+    """An error of the pipeline's own."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        raise KeyError("mask")
 
 
 @pytest.mark.parametrize(
     ("kind", "unet", "message"),
     [
-        (Doubling, {}, "its step cannot be rebuilt from 1 network calls"),
-        (Drifting, {"class_embed_type": "identity"}, "its network is off by .* in the second"),
-        (Inpainting, {"in_channels": 4}, r"its network is given \(4, 8, 8\) for a state of \(3, 8, 8\)"),
+        (Doubling, {}, "what it makes of 1 network calls on 1 rows for 1 states is neither"),
+        (Drifting, {"class_embed_type": "identity"}, "the network's argument class_labels changes from step to step"),
+        (Fading, {"class_embed_type": "identity"}, "its guidance changes from step to step"),
+        (Swapping, {}, "its network, asked again, is off by"),
+        (Leaping, {}, "changes the state between steps"),
+        (Halving, {}, r"is not given the state, \(3, 8, 8\), but something else made from it"),
+        (Marking, {"in_channels": 4}, "what it joins to the state changes from step to step"),
+        (Warping, {}, "which no affine function gives"),
+        (Skipping, {}, "calls its network 1 times in the first step and 2 times in step 2 of 4"),
+        (Failing, {}, r"does not run with SteinDPMSolverMultistepScheduler .*\(KeyError: 'mask'\)"),
     ],
 )
 def test_steps_that_cannot_be_rebuilt_are_refused(kind: type, unet: dict[str, Any], message: str):

@@ -14,7 +14,9 @@ pytest.importorskip("transformers")
 from hosts import HOSTS  # noqa: E402
 from support import PAGE, RESULTS, TOLERANCE, examine, page_with  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:In CPU autocast:UserWarning"
+)
 
 
 def committed() -> dict[str, dict[str, Any]]:

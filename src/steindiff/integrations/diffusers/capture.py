@@ -232,12 +232,14 @@ class Capture:
         parts: the network's calls and their guidance, for each call of the pipeline.
         shape: of one sample.
         device: where the pipeline keeps its state.
+        batch: at most so many samples in one call of the network.
     """
 
     family: Family
     parts: tuple[Guided, ...]
     shape: tuple[int, ...]
     device: torch.device
+    batch: int
 
     @property
     def network(self) -> Guided:
@@ -246,7 +248,7 @@ class Capture:
 
     def denoiser(self, seeds: Sequence[int]) -> Denoiser:
         """The denoiser of samples with these seeds; the conditions of the call are dealt out by seed."""
-        return self.family.denoiser(Dealt(self.parts, tuple(int(seed) for seed in seeds)))
+        return self.family.denoiser(Dealt(self.parts, tuple(map(int, seeds)), self.batch))
 
 
 def parts_of(outputs: Sequence[Any], rows: int, shape: Sequence[int]) -> list[Tensor]:
@@ -309,7 +311,12 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
     for samples in (rows, rows // 2):
         if samples == 0 or total % samples or total // samples > 2:
             continue
-        parts = parts_of([call.output for call in record.calls], samples, record.sample.shape[1:])
+        try:
+            parts = parts_of([call.output for call in record.calls], samples, record.sample.shape[1:])
+        except ValueError as error:
+            raise ValueError(
+                f"pipe = {type(pipe).__name__}: {error} (given frames or tokens); such pipelines cannot be calibrated"
+            ) from None
         guided = fitted(record.model_output[:samples], record.sample.shape[1:])
         for tried in guidances(parts, guided, settings):
             # In half precision several may come close: take the closest.
@@ -483,13 +490,13 @@ def asked_shape(asked: Asked) -> tuple[int, ...]:
     return tuple(output[0].shape) if isinstance(output, list | tuple) else tuple(output.shape[1:])
 
 
-def dealing(pipe: Any, network: Guided, record: Recorded, samples: int) -> Guided:
+def dealing(pipe: Any, network: Guided, record: Recorded, samples: int, batch: int) -> Guided:
     """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size.
 
     Raises:
         ValueError: if no known way does.
     """
-    rows = (samples - 1,) if samples > 1 else (0, 0)
+    rows = (samples - 1,) if samples > 1 or batch == 1 else (0, 0)
     x = record.scaled[list(rows)]
     t = torch.full((len(rows),), record.timestep, dtype=torch.float64)
     calls: list[Call] = []
@@ -509,8 +516,8 @@ def dealing(pipe: Any, network: Guided, record: Recorded, samples: int) -> Guide
                 break
         else:
             raise ValueError(
-                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to single samples; call "
-                "calibrate with one prompt and batch=1"
+                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to batches of other sizes; "
+                "such pipelines cannot be calibrated"
             )
     return replace(network, calls=tuple(calls))
 
@@ -614,9 +621,9 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
             first = steps[0]
             for step in (steps[0], steps[-1]):
                 check_network(pipe, module, step)
-        network = dealing(pipe, network, steps[-1], samples)
+        network = dealing(pipe, network, steps[-1], samples, batch)
         if parts and (network.guidance, network.layout) != (parts[0].guidance, parts[0].layout):
             raise ValueError(f"{name}: guidance or resolution differ from prompt to prompt; calibrate them apart")
         parts.append(network)
     assert first is not None, "a call has at least one part"
-    return Capture(family_of(scheduler), tuple(parts), layout.shape, first.sample.device)
+    return Capture(family_of(scheduler), tuple(parts), layout.shape, first.sample.device, batch)

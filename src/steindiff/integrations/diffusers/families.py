@@ -189,7 +189,7 @@ ALPHA_BAR_MIN = 2.0**-24
 def alpha_bars(scheduler: Any) -> Tensor:
     """A scheduler's ᾱ_t, float64 on the CPU, the last one positive and below the one before."""
     bars: Tensor = scheduler.alphas_cumprod.double().cpu().clone()
-    if bars[-1] <= 0.0:
+    if bars[-1] <= 0.0 or bars[-1] == ALPHA_BAR_MIN:
         bars[-1] = min(ALPHA_BAR_MIN, 0.5 * float(bars[-2]))
     return bars
 
@@ -271,15 +271,15 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
     # With its class's name the settings only that class knows are carried along without a warning.
     config = {**scheduler.config, "_class_name": type(scheduler).__name__}
     config.pop("_use_default_values", None)
-    new = host.from_config(config, **settings)
-    if same_process(scheduler, new):
-        return new
-    if hasattr(scheduler, "alphas_cumprod") and "trained_betas" in settings_of(new):
+    tried: list[dict[str, Any]] = [{}]
+    if hasattr(scheduler, "alphas_cumprod"):
         bars = alpha_bars(scheduler)
         betas = (1.0 - bars / torch.cat([bars.new_ones(1), bars[:-1]])).tolist()
-        new = host.from_config({**config, "trained_betas": betas, "rescale_betas_zero_snr": False}, **settings)
-        if same_process(scheduler, new):
-            return new
+        tried.append({"trained_betas": betas, "rescale_betas_zero_snr": False})
+    for process in tried:
+        bare = host.from_config({**config, **process}, **{**settings, "stein_calibration": None})
+        if same_process(scheduler, bare):
+            return host.from_config({**config, **process}, **settings) if settings.get("stein_calibration") else bare
     raise ValueError(
         f"scheduler = {type(scheduler).__name__}: {host.__name__} cannot have its forward process; give the pipeline "
         "another scheduler of the model's repository first"

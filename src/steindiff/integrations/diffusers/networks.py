@@ -15,8 +15,8 @@ from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.layouts import Layout
 from steindiff.integrations.identity import uncompiled
 
-SHARED = frozenset({"img_ids", "txt_ids", "position_ids"})
-"""Arguments that are tables of positions, the same for all samples, however many rows they have."""
+SHARED = frozenset({"img_ids", "txt_ids", "position_ids", "control_hidden_states_scale"})
+"""Arguments that are tables of positions or layers, the same for all samples, however many rows they have."""
 
 Pick = Callable[[Tensor, Tensor, int], Tensor]
 """The rows of a tensor that belong to some of `batch` samples."""
@@ -97,7 +97,7 @@ def fitted(output: Any, shape: Sequence[int]) -> Tensor:
         if axis < out.ndim and out.shape[axis] > n:
             out = out.narrow(axis, 0, n)
     if tuple(out.shape[1:]) != tuple(shape):
-        raise ValueError(f"pipe: its network answers {tuple(out.shape[1:])} for a state of {tuple(shape)}")
+        raise ValueError(f"the network answers {tuple(out.shape[1:])} for a state of {tuple(shape)}")
     return out
 
 
@@ -264,23 +264,26 @@ class Dealt:
     Args:
         parts: one for each call of the pipeline.
         samples: whose conditions to use for the rows of a batch: sample s has those of prompt s mod their number.
+        batch: at most so many samples in one call of the model.
     """
 
     parts: tuple[Guided, ...]
     samples: tuple[int, ...]
+    batch: int
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
         """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, part by part."""
         homes = [(k, row) for k, part in enumerate(self.parts) for row in range(part.calls[0].batch)]
         dealt = [homes[sample % len(homes)] for sample in self.samples]
-        used = sorted({k for k, _ in dealt})
-        order = [[i for i, (k, _) in enumerate(dealt) if k == part] for part in used]
-        outputs = [
-            replace(self.parts[k], samples=tuple(dealt[i][1] for i in places))(x[places], t[places])
-            for k, places in zip(used, order, strict=True)
-        ]
-        back = torch.tensor([i for places in order for i in places], device=x.device).argsort()
-        return torch.cat(outputs)[back]
+        order: list[int] = []
+        outputs = []
+        for k, part in enumerate(self.parts):
+            mine = [i for i, (home, _) in enumerate(dealt) if home == k]
+            for places in (mine[j : j + self.batch] for j in range(0, len(mine), self.batch)):
+                network = replace(part, samples=tuple(dealt[i][1] for i in places))
+                outputs.append(network(x[places], t[places]))
+                order += places
+        return torch.cat(outputs)[torch.tensor(order, device=x.device).argsort()]
 
 
 def denoiser(module: nn.Module, scheduler: Any, **conditions: Any) -> Denoiser:

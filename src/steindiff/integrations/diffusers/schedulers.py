@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 from diffusers import (
     DPMSolverMultistepScheduler,
@@ -419,6 +420,10 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
 
     @functools.wraps(stock.set_timesteps)
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("sigmas") is not None:
+            kwargs["sigmas"] = np.array(kwargs["sigmas"])  # some pipelines pass lists, with which stock fails
+            if "timesteps" not in settable.parameters:
+                kwargs.pop("timesteps", None)
         given = settable.bind(self, *args, **kwargs).arguments
         del given["self"]
         self._stein_set_timesteps(functools.partial(stock.set_timesteps, self), given)
