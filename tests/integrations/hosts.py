@@ -1,7 +1,7 @@
 """Tiny pipelines of many classes, random weights, built from configuration alone: what the support matrix runs.
 
-The networks are real classes of diffusers in their smallest form. Text encoders are left out, since every pipeline takes
-embeddings; autoencoders are a stand-in that pools, since only their configuration and their latents matter here.
+The networks are real classes of diffusers in their smallest form. Text encoders are left out, since every pipeline
+takes embeddings; autoencoders are a stand-in that pools, since only their configuration and latents matter here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Pooling(nn.Module):
     def encode(self, x: Tensor, return_dict: bool = True) -> Any:
         """Latents by pooling; the channels are repeated."""
         if x.ndim == 5:
-            x = nn.functional.interpolate(x, (1 + (x.shape[2] - 1) // self.time, *(n // self.space for n in x.shape[3:])))
+            x = nn.functional.interpolate(
+                x, (1 + (x.shape[2] - 1) // self.time, *(n // self.space for n in x.shape[3:]))
+            )
         else:
             x = nn.functional.avg_pool2d(x, self.space)
         x = x.repeat(1, -(-self.channels // x.shape[1]), *[1] * (x.ndim - 2))[:, : self.channels]
@@ -108,7 +110,9 @@ def embeds(*names: str, prompts: int = 2, length: int = 4, width: int = WIDTH, n
     }
 
 
-def masks(*names: str, prompts: int = 2, length: int = 4, dtype: torch.dtype = torch.int64, negative: bool = True) -> dict[str, Any]:
+def masks(
+    *names: str, prompts: int = 2, length: int = 4, dtype: torch.dtype = torch.int64, negative: bool = True
+) -> dict[str, Any]:
     """Masks that leave all tokens in."""
     signs = ("", "negative_") if negative else ("",)
     return {f"{sign}{name}": torch.ones(prompts, length, dtype=dtype) for sign in signs for name in names}
@@ -201,12 +205,16 @@ XL = ("prompt_embeds", "pooled_prompt_embeds")
 
 @host()
 def ddpm() -> Any:
-    return make(diffusers.DDPMPipeline, unet=tiny.unet_unconditional(), scheduler=diffusers.DDPMScheduler()), {"batch_size": 2}
+    return make(diffusers.DDPMPipeline, unet=tiny.unet_unconditional(), scheduler=diffusers.DDPMScheduler()), {
+        "batch_size": 2
+    }
 
 
 @host(solver=UniPCBh2(2))
 def ddim_pixels() -> Any:
-    return make(diffusers.DDIMPipeline, unet=tiny.unet_unconditional(), scheduler=diffusers.DDIMScheduler()), {"batch_size": 2}
+    return make(diffusers.DDIMPipeline, unet=tiny.unet_unconditional(), scheduler=diffusers.DDIMScheduler()), {
+        "batch_size": 2
+    }
 
 
 @host()
@@ -219,7 +227,9 @@ def latent_diffusion() -> Any:
         num_vq_embeddings=16,
     )
     scheduler = diffusers.DDIMScheduler(1000, 0.0015, 0.0195, "scaled_linear")
-    return make(diffusers.LDMPipeline, vqvae=vqvae, unet=tiny.unet_unconditional(), scheduler=scheduler), {"batch_size": 2}
+    return make(diffusers.LDMPipeline, vqvae=vqvae, unet=tiny.unet_unconditional(), scheduler=scheduler), {
+        "batch_size": 2
+    }
 
 
 @host()
@@ -276,7 +286,11 @@ def stable_diffusion_controlnet() -> Any:
     controlnet = diffusers.ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(8, 16))
     nn.init.normal_(controlnet.controlnet_mid_block.weight, std=0.3)
     parts = {**pipe.components, "controlnet": controlnet}
-    return make(diffusers.StableDiffusionControlNetPipeline, **parts), {**embeds(), "image": images(size=32), "guidance_scale": 5.0}
+    return make(diffusers.StableDiffusionControlNetPipeline, **parts), {
+        **embeds(),
+        "image": images(size=32),
+        "guidance_scale": 5.0,
+    }
 
 
 @host(refused="neither the network's output", note="attention is perturbed for a third condition")
@@ -310,8 +324,12 @@ def stable_diffusion_xl_inpaint_blended() -> Any:
 
 @host(refused="time and noise levels are not known", note="continuous times ln(σ)/4, a guidance weight for each frame")
 def stable_video_diffusion() -> Any:
-    scheduler = diffusers.EulerDiscreteScheduler(timestep_type="continuous", prediction_type="v_prediction", sigma_min=0.002, sigma_max=700.0)
-    return make(diffusers.StableVideoDiffusionPipeline, vae=Pooling(4), unet=tiny.unet_unconditional(), scheduler=scheduler), {"image": images(1)}
+    scheduler = diffusers.EulerDiscreteScheduler(
+        timestep_type="continuous", prediction_type="v_prediction", sigma_min=0.002, sigma_max=700.0
+    )
+    return make(
+        diffusers.StableVideoDiffusionPipeline, vae=Pooling(4), unet=tiny.unet_unconditional(), scheduler=scheduler
+    ), {"image": images(1)}
 
 
 @host(refused="original_inference_steps", note="distilled for its own scheduler")
@@ -329,7 +347,11 @@ def deepfloyd_if() -> Any:
 
 @host(refused="time and noise levels are not known", note="one-step model with its own scheduler")
 def consistency_model() -> Any:
-    pipe = make(diffusers.ConsistencyModelPipeline, unet=tiny.unet_unconditional(), scheduler=diffusers.CMStochasticIterativeScheduler())
+    pipe = make(
+        diffusers.ConsistencyModelPipeline,
+        unet=tiny.unet_unconditional(),
+        scheduler=diffusers.CMStochasticIterativeScheduler(),
+    )
     return pipe, {"batch_size": 2}
 
 
@@ -354,7 +376,13 @@ def pixart(cls: type[Any]) -> Any:
         out_channels=8,
         norm_type="ada_norm_single",
     )
-    call = {**embeds(), **masks("prompt_attention_mask"), "use_resolution_binning": False, "negative_prompt": None, **SIZE}
+    call = {
+        **embeds(),
+        **masks("prompt_attention_mask"),
+        "use_resolution_binning": False,
+        "negative_prompt": None,
+        **SIZE,
+    }
     return make(cls, transformer=transformer, vae=Pooling(4), scheduler=diffusers.DPMSolverMultistepScheduler()), call
 
 
@@ -406,7 +434,12 @@ def kandinsky_v22() -> Any:
     )
     generator = torch.Generator().manual_seed(1)
     call = {name: torch.randn(2, 8, generator=generator) for name in ("image_embeds", "negative_image_embeds")}
-    pipe = make(diffusers.KandinskyV22Pipeline, unet=unet, movq=Pooling(4), scheduler=diffusers.DDPMScheduler(beta_schedule="linear"))
+    pipe = make(
+        diffusers.KandinskyV22Pipeline,
+        unet=unet,
+        movq=Pooling(4),
+        scheduler=diffusers.DDPMScheduler(beta_schedule="linear"),
+    )
     return pipe, {**call, **SIZE}
 
 
@@ -518,7 +551,11 @@ class Arctan(diffusers.SchedulerMixin, diffusers.ConfigMixin):
 
     @register_to_config
     def __init__(
-        self, sigma_min: float = 0.3, sigma_max: float = 500.0, sigma_data: float = 1.0, prediction_type: str = "v_prediction"
+        self,
+        sigma_min: float = 0.3,
+        sigma_max: float = 500.0,
+        sigma_data: float = 1.0,
+        prediction_type: str = "v_prediction",
     ) -> None:
         pass
 
@@ -541,7 +578,9 @@ def stable_audio() -> Any:
         global_states_input_dim=8,
         cross_attention_input_dim=4,
     )
-    return make(diffusers.StableAudioPipeline, transformer=transformer, vae=Pooling(4), scheduler=Arctan()), embeds(width=4)
+    return make(diffusers.StableAudioPipeline, transformer=transformer, vae=Pooling(4), scheduler=Arctan()), embeds(
+        width=4
+    )
 
 
 # --- flow matching: images ----------------------------------------------------------------------------------------
@@ -645,15 +684,29 @@ def flux_control() -> Any:
 
 @host(solver=UniPCBh2(2), note="the image's tokens are a condition")
 def flux_kontext() -> Any:
-    call = {**embeds(*XL, negative=False, prompts=1), **SIZE, "image": images(1), "max_area": 256, "_auto_resize": False}
+    call = {
+        **embeds(*XL, negative=False, prompts=1),
+        **SIZE,
+        "image": images(1),
+        "max_area": 256,
+        "_auto_resize": False,
+    }
     return flux_like(diffusers.FluxKontextPipeline), call
 
 
 @host(refused="controlnet_block_samples changes from step to step", note="residuals depend on the state")
 def flux_controlnet() -> Any:
-    controlnet = diffusers.FluxControlNetModel.from_transformer(flux_net(), num_layers=1, num_single_layers=0, attention_head_dim=16, num_attention_heads=1)
+    controlnet = diffusers.FluxControlNetModel.from_transformer(
+        flux_net(), num_layers=1, num_single_layers=0, attention_head_dim=16, num_attention_heads=1
+    )
     nn.init.normal_(controlnet.controlnet_blocks[0].weight, std=0.3)
-    pipe = make(diffusers.FluxControlNetPipeline, transformer=flux_net(), vae=Pooling(4), scheduler=flow(), controlnet=controlnet)
+    pipe = make(
+        diffusers.FluxControlNetPipeline,
+        transformer=flux_net(),
+        vae=Pooling(4),
+        scheduler=flow(),
+        controlnet=controlnet,
+    )
     return pipe, {**FLUX, "control_image": images()}
 
 
@@ -674,7 +727,9 @@ def flux2_net(**extra: Any) -> Any:
 
 @host(note="embedded guidance")
 def flux2() -> Any:
-    pipe = make(diffusers.Flux2Pipeline, transformer=flux2_net(), vae=Pooling(4), scheduler=flow(use_dynamic_shifting=True))
+    pipe = make(
+        diffusers.Flux2Pipeline, transformer=flux2_net(), vae=Pooling(4), scheduler=flow(use_dynamic_shifting=True)
+    )
     return pipe, {**embeds(negative=False), **SIZE}
 
 
@@ -715,7 +770,9 @@ def qwen_image() -> Any:
         joint_attention_dim=WIDTH,
         axes_dims_rope=(8, 4, 4),
     )
-    pipe = make(diffusers.QwenImagePipeline, transformer=transformer, vae=Pooling(4), scheduler=flow(use_dynamic_shifting=True))
+    pipe = make(
+        diffusers.QwenImagePipeline, transformer=transformer, vae=Pooling(4), scheduler=flow(use_dynamic_shifting=True)
+    )
     return pipe, {**embeds(), **masks("prompt_embeds_mask"), **SIZE, "true_cfg_scale": 4.0}
 
 
@@ -763,7 +820,9 @@ def bria() -> Any:
         pooled_projection_dim=None,
         axes_dims_rope=[0, 4, 4],
     )
-    pipe = make(diffusers.BriaPipeline, transformer=transformer, vae=Pooling(4), scheduler=flow(use_dynamic_shifting=True))
+    pipe = make(
+        diffusers.BriaPipeline, transformer=transformer, vae=Pooling(4), scheduler=flow(use_dynamic_shifting=True)
+    )
     return pipe, {**embeds(), **SIZE, "guidance_scale": 4.0}
 
 
@@ -836,7 +895,9 @@ def hidream() -> Any:
     pipe = make(diffusers.HiDreamImagePipeline, transformer=transformer, vae=Pooling(4), scheduler=flow())
     pipe.default_sample_size = 8
     generator = torch.Generator().manual_seed(1)
-    llama = {f"{sign}prompt_embeds_llama3": torch.randn(2, 2, 4, WIDTH, generator=generator) for sign in ("", "negative_")}
+    llama = {
+        f"{sign}prompt_embeds_llama3": torch.randn(2, 2, 4, WIDTH, generator=generator) for sign in ("", "negative_")
+    }
     return pipe, {**embeds("prompt_embeds_t5", "pooled_prompt_embeds"), **llama, **SIZE, "guidance_scale": 4.0}
 
 
@@ -885,14 +946,24 @@ SANA = {"use_resolution_binning": False, "negative_prompt": None, "height": 32, 
 
 @host()
 def sana() -> Any:
-    pipe = make(diffusers.SanaPipeline, transformer=sana_net(), vae=Pooling(4, encoder_block_out_channels=[8] * 3), scheduler=flow())
+    pipe = make(
+        diffusers.SanaPipeline,
+        transformer=sana_net(),
+        vae=Pooling(4, encoder_block_out_channels=[8] * 3),
+        scheduler=flow(),
+    )
     return pipe, {**embeds(), **masks("prompt_attention_mask"), **SANA, "guidance_scale": 4.0}
 
 
 @host(refused="time and noise levels are not known", note="SCM scheduler (TrigFlow)")
 def sana_sprint() -> Any:
     net = sana_net(guidance_embeds=True, qk_norm="rms_norm_across_heads")
-    pipe = make(diffusers.SanaSprintPipeline, transformer=net, vae=Pooling(4, encoder_block_out_channels=[8] * 3), scheduler=diffusers.SCMScheduler())
+    pipe = make(
+        diffusers.SanaSprintPipeline,
+        transformer=net,
+        vae=Pooling(4, encoder_block_out_channels=[8] * 3),
+        scheduler=diffusers.SCMScheduler(),
+    )
     return pipe, {**embeds(negative=False), "height": 32, "width": 32}
 
 
@@ -982,7 +1053,9 @@ def hunyuan_video() -> Any:
         pooled_projection_dim=WIDTH,
         rope_axes_dim=(2, 4, 2),
     )
-    pipe = make(diffusers.HunyuanVideoPipeline, transformer=transformer, vae=Pooling(4, 2, 4), scheduler=flow(shift=7.0))
+    pipe = make(
+        diffusers.HunyuanVideoPipeline, transformer=transformer, vae=Pooling(4, 2, 4), scheduler=flow(shift=7.0)
+    )
     call = {**embeds(*XL, negative=False), **masks("prompt_attention_mask", negative=False)}
     return pipe, {**call, **SIZE, "num_frames": 9}
 
@@ -1007,7 +1080,13 @@ def hunyuan_video_15() -> Any:
         task_type="t2v",
     )
     guider = diffusers.ClassifierFreeGuidance(guidance_scale=3.0)
-    pipe = make(diffusers.HunyuanVideo15Pipeline, transformer=transformer, vae=Pooling(4, 4, 4), scheduler=flow(shift=7.0), guider=guider)
+    pipe = make(
+        diffusers.HunyuanVideo15Pipeline,
+        transformer=transformer,
+        vae=Pooling(4, 4, 4),
+        scheduler=flow(shift=7.0),
+        guider=guider,
+    )
     call = {**embeds("prompt_embeds", "prompt_embeds_2"), **masks("prompt_embeds_mask", "prompt_embeds_mask_2")}
     return pipe, {**call, **SIZE, "num_frames": 5}
 
@@ -1026,7 +1105,9 @@ def mochi() -> Any:
         max_sequence_length=4,
     )
     nn.init.normal_(transformer.pos_frequencies)
-    pipe = make(diffusers.MochiPipeline, transformer=transformer, vae=Pooling(4), scheduler=flow(shift=1.0, invert_sigmas=True))
+    pipe = make(
+        diffusers.MochiPipeline, transformer=transformer, vae=Pooling(4), scheduler=flow(shift=1.0, invert_sigmas=True)
+    )
     call = {**embeds(), **masks("prompt_attention_mask", dtype=torch.bool), "height": 64, "width": 64}
     return pipe, {**call, "num_frames": 7, "guidance_scale": 3.0}
 
@@ -1094,7 +1175,9 @@ def wan_vace() -> Any:
 
 @host(solver=UniPCBh2(2))
 def skyreels_v2() -> Any:
-    return make(diffusers.SkyReelsV2Pipeline, **wan_parts(transformer=wan_net(diffusers.SkyReelsV2Transformer3DModel))), WAN
+    return make(
+        diffusers.SkyReelsV2Pipeline, **wan_parts(transformer=wan_net(diffusers.SkyReelsV2Transformer3DModel))
+    ), WAN
 
 
 @host()

@@ -28,7 +28,10 @@ from steindiff.levels import Level  # noqa: E402
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:In CPU autocast:UserWarning", "ignore:Mismatch dtype:UserWarning"
+    "ignore::FutureWarning",
+    "ignore::DeprecationWarning",
+    "ignore:In CPU autocast:UserWarning",
+    "ignore:Mismatch dtype:UserWarning",
 )
 
 
@@ -45,7 +48,9 @@ def captured(pipe: Any, call: dict[str, Any], solver: Solver | None = None, **op
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["stable_diffusion_controlnet", "stable_diffusion_xl_inpaint_blended", "flux_controlnet"])
+@pytest.mark.parametrize(
+    "name", ["stable_diffusion_controlnet", "stable_diffusion_xl_inpaint_blended", "flux_controlnet"]
+)
 def test_wrong_denoisers_do_not_pass_in_half_precision(name: str, dtype: torch.dtype):
     """Rounding hides nothing: what could differ is compared before it goes through the network."""
     pipe, call = built(name)
@@ -104,7 +109,7 @@ def test_a_weight_changed_in_the_middle_of_a_calibrated_run_is_refused():
 
     with (
         ours.stabilize(pipe, calibration),
-        pytest.raises(ValueError, match="guidance: measured with .*closest to weight = 2"),
+        pytest.raises(ValueError, match=r"guidance: measured with .*closest to weight = 2"),
     ):
         pipe(**call, num_inference_steps=4, output_type="latent", callback_on_step_end=fade)
 
@@ -176,7 +181,9 @@ def test_calibrated_runs_are_those_of_our_own_loop(name: str):
             return made
 
         scheduler.step = stepped
-        pipe(**{"num_inference_steps": 4, "generator": torch.Generator().manual_seed(0), "output_type": "latent", **call})
+        pipe(
+            **{"num_inference_steps": 4, "generator": torch.Generator().manual_seed(0), "output_type": "latent", **call}
+        )
     plain = captured(pipe, call, solver)
     layout = plain.network.layout
     first, last = (layout.unpack(x) for x in (states[0], states[-1]))
@@ -190,7 +197,13 @@ def test_calibrated_runs_are_those_of_our_own_loop(name: str):
 
 @pytest.mark.parametrize(
     "layout",
-    [Tokens((4, 8, 6), 2), Tokens((3, 5, 4, 4), 1), Tokens((2, 3, 4, 8), 2), ChannelsAt((4, 5, 6), 0), ChannelsAt((4, 5, 6, 7), 3)],
+    [
+        Tokens((4, 8, 6), 2),
+        Tokens((3, 5, 4, 4), 1),
+        Tokens((2, 3, 4, 8), 2),
+        ChannelsAt((4, 5, 6), 0),
+        ChannelsAt((4, 5, 6, 7), 3),
+    ],
     ids=repr,
 )
 def test_layouts_go_there_and_back(layout: Any):

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-from hosts import HOSTS  # noqa: E402
-from support import PAGE, RESULTS, TOLERANCE, examine, page_with  # noqa: E402
+from hosts import HOSTS
+from support import PAGE, RESULTS, TOLERANCE, examine, page_with
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:In CPU autocast:UserWarning"

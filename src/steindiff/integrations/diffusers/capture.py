@@ -195,9 +195,7 @@ class Recording:
             before, handed = sample.clone(), model_output.clone()
             output = step(model_output, timestep, sample, *args, **kwargs)
             result = output[0] if isinstance(output, tuple) else output.prev_sample
-            self.steps.append(
-                Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result.clone())
-            )
+            self.steps.append(Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result.clone()))
             self._calls.clear()
             return output
 
@@ -509,15 +507,15 @@ def dealing(pipe: Any, network: Guided, record: Recorded, samples: int, batch: i
             try:
                 with torch.no_grad():
                     made = torch.cat(chosen(x, t, rows))
-            except Exception:  # noqa: BLE001, S112  # a model that is given what does not fit may raise anything
+            except Exception:  # a model that is given what does not fit may raise anything
                 continue
             if close(made, expected, min(tolerance, 0.1)):
                 calls.append(chosen)
                 break
         else:
             raise ValueError(
-                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to batches of other sizes; "
-                "such pipelines cannot be calibrated"
+                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to batches of other "
+                "sizes; such pipelines cannot be calibrated"
             )
     return replace(network, calls=tuple(calls))
 
@@ -566,10 +564,8 @@ def record(pipe: Any, module: nn.Module, scheduler: Any, call: Mapping[str, Any]
         with recording.of(pipe, scheduler):
             pipe(**call)
     except Exception as error:
-        first = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{name}: does not run with {type(scheduler).__name__} and these arguments ({type(error).__name__}: {first})"
-        ) from error
+        why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+        raise ValueError(f"{name}: does not run with {type(scheduler).__name__} and these arguments ({why})") from error
     finally:
         pipe.scheduler = before
     if len(recording.steps) < 2 or not all(step.calls for step in recording.steps):
