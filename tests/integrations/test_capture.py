@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from steindiff import sample
 from steindiff.calibrating import Recipe
-from steindiff.corrections.replay import Replay
 from steindiff.grids import LogSNR
 
 diffusers = pytest.importorskip("diffusers")
@@ -159,7 +157,7 @@ def test_a_call_is_cut_prompt_by_prompt():
 
 # --- calibrated runs ----------------------------------------------------------------------------------------------
 
-BRIEF = replace(Recipe(steps=6), grid=LogSNR())
+BRIEF = Recipe(steps=6, grid=LogSNR(), search=None, rivals=())
 FAMILIES = ["mochi", "z_image", "qwen_image", "ltx", "cogvideox", "cogview3_plus", "kandinsky5", "flux_fill", "lumina2"]
 
 
@@ -188,7 +186,7 @@ def test_calibrated_runs_are_those_of_our_own_loop(name: str):
     layout = plain.network.layout
     first, last = (layout.unpack(x) for x in (states[0], states[-1]))
     with torch.no_grad():
-        mine = sample(plain.denoiser(range(len(first))), first, calibration.levels, solver, Replay(calibration))
+        mine = sample(plain.denoiser(range(len(first))), first, calibration.levels, solver, calibration.replay())
     assert float((mine.x - last).norm() / last.norm()) < 1e-5
 
 

@@ -156,7 +156,7 @@ class EDMFamily(Family):
         return level.ratio
 
     def timestep(self, level: Level) -> float:
-        return math.log(level.t) / 4.0
+        return math.log(level.told * level.ratio) / 4.0
 
     def predict(self, network: Network) -> Denoiser:
         sign = named("prediction_type", self.config["prediction_type"], {"epsilon": 1.0, "v_prediction": -1.0})
@@ -176,7 +176,7 @@ class ArctanFamily(EDMFamily):
     """Stable Audio's networks: EDM's preconditioning, told (2/π) arctan σ."""
 
     def timestep(self, level: Level) -> float:
-        return 2.0 / math.pi * math.atan(level.t)
+        return 2.0 / math.pi * math.atan(level.told * level.ratio)
 
     def _told(self, c_noise: Tensor) -> Tensor:
         return 2.0 / math.pi * torch.atan(torch.exp(4.0 * c_noise))
