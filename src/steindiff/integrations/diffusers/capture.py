@@ -21,7 +21,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,20 +79,16 @@ def network_of(pipe: Any) -> nn.Module:
     return module
 
 
-def kept(value: Any) -> Any:
-    """Arguments as they are now: copies of containers, which models and pipelines empty or refill, not of tensors."""
+def copied(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Arguments as they are now: copies of containers, which models and pipelines empty or refill; `leaf` of the rest."""
     if isinstance(value, Mapping):
-        return {key: kept(inner) for key, inner in value.items()}
-    return type(value)(map(kept, value)) if type(value) in (list, tuple) else value
+        return {key: copied(inner, leaf) for key, inner in value.items()}
+    return type(value)(copied(inner, leaf) for inner in value) if type(value) in (list, tuple) else leaf(value)
 
 
-def cloned(value: Any) -> Any:
-    """Arguments with their own memory, which nobody else writes to."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return {key: cloned(inner) for key, inner in value.items()}
-    return type(value)(map(cloned, value)) if type(value) in (list, tuple) else value
+def own(value: Any) -> Any:
+    """A tensor with its own memory, which nobody else writes to."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -173,7 +169,7 @@ class Recording:
         for name, value in self._signature.bind(*args, **kwargs).arguments.items():
             kind = self._signature.parameters[name].kind
             given |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        self._given.append(cloned(given) if not self.steps else kept(given))
+        self._given.append(copied(given, own) if not self.steps else copied(given))
 
     def answered(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The network has answered."""
@@ -187,7 +183,8 @@ class Recording:
     @contextmanager
     def of(self, pipe: Any, scheduler: Any) -> Iterator[None]:
         """Record while the pipeline runs."""
-        step, pack = scheduler.step, getattr(pipe, "_pack_latents", None)
+        step = scheduler.step
+        pack: Any = getattr(pipe, "_pack_latents", None)
 
         @functools.wraps(step)
         def stepped(model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -470,7 +467,7 @@ def check_network(pipe: Any, module: nn.Module, record: Recorded) -> None:
         arguments = asked.arguments(module)
         with torch.no_grad():
             again, once_more = (
-                fitted(answer(module(**{**kept(arguments), "return_dict": False})), asked_shape(asked)) for _ in "ab"
+                fitted(answer(module(**{**copied(arguments), "return_dict": False})), asked_shape(asked)) for _ in "ab"
             )
         recorded = fitted(asked.output, asked_shape(asked)).float()
         noise = float((again.float() - once_more.float()).norm() / recorded.norm().clamp(min=1e-12))
@@ -521,11 +518,15 @@ def dealing(pipe: Any, network: Guided, record: Recorded, samples: int, batch: i
 
 
 def channels_of(pipe: Any, module: nn.Module) -> list[int]:
-    """How many channels a sample may have, most trusted first."""
-    keys = {"vae": ("latent_channels", "z_dim"), "network": ("out_channels", "in_channels")}
-    parts = {"vae": pipe.components.get("vae"), "network": uncompiled(module)}
-    found = [getattr(parts[part], "config", {}).get(key) for part, named in keys.items() for key in named]
-    return [n for n in found if isinstance(n, int)]
+    """How many channels a sample has, as its autoencoder says; where there is none, as the network does."""
+
+    def found(part: Any, *keys: str) -> list[int]:
+        config = getattr(part, "config", {})
+        return [config[key] for key in keys if isinstance(config.get(key), int)]
+
+    autoencoders = [pipe.components.get(name) for name in ("vae", "movq", "vqvae")]
+    latent = [n for part in autoencoders for n in found(part, "latent_channels", "z_dim")]
+    return latent or found(uncompiled(module), "in_channels", "out_channels")
 
 
 def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
@@ -622,4 +623,5 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
             raise ValueError(f"{name}: guidance or resolution differ from prompt to prompt; calibrate them apart")
         parts.append(network)
     assert first is not None, "a call has at least one part"
-    return Capture(family_of(scheduler), tuple(parts), layout.shape, first.sample.device, batch)
+    assert parts[0].layout is not None, "a recorded state has a layout"
+    return Capture(family_of(scheduler), tuple(parts), parts[0].layout.shape, first.sample.device, batch)

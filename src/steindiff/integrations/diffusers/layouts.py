@@ -85,7 +85,7 @@ def layout_from(
 
     Args:
         state: the state's shape without the batch axis.
-        channels: how many channels a sample may have, most trusted first.
+        channels: how many channels a sample may have.
         packed: latents that the pipeline made tokens of, and the tokens.
     """
     state = tuple(state)
@@ -99,8 +99,8 @@ def layout_from(
                 continue
             if torch.equal(layout.pack(latents.reshape(len(latents), *shape)), tokens):
                 return layout
-    known = [n for n in channels if n in state]
-    if not known and len(state) == 2:
+    axes = [axis for axis, n in enumerate(state) if n in channels]
+    if not axes and len(state) == 2:
         return None  # tokens or a signal: an image's tokens must never be taken for channels
-    axis = state.index(known[0]) if known else 0
+    axis = axes[0] if axes else 0
     return layout_of(state, (state[axis], *state[:axis], *state[axis + 1 :]))
