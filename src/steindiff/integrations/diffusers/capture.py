@@ -80,7 +80,7 @@ def network_of(pipe: Any) -> nn.Module:
 
 
 def copied(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Arguments as they are now: copies of containers, which models and pipelines empty or refill; `leaf` of the rest."""
+    """Arguments as they are now: copies of containers, which others empty or refill, and `leaf` of all else."""
     if isinstance(value, Mapping):
         return {key: copied(inner, leaf) for key, inner in value.items()}
     return type(value)(copied(inner, leaf) for inner in value) if type(value) in (list, tuple) else leaf(value)
