@@ -18,6 +18,7 @@ pytest.importorskip("transformers")
 import hosts  # noqa: E402
 
 from steindiff.integrations import diffusers as ours  # noqa: E402
+from steindiff.integrations.diffusers import tiny  # noqa: E402
 from steindiff.integrations.diffusers.capture import capture, chunks, network_of  # noqa: E402
 from steindiff.integrations.diffusers.families import converted, same_process  # noqa: E402
 from steindiff.integrations.diffusers.layouts import ChannelsAt, Tokens, layout_from, layout_of  # noqa: E402
@@ -110,6 +111,118 @@ def test_a_weight_changed_in_the_middle_of_a_calibrated_run_is_refused():
         pytest.raises(ValueError, match=r"guidance: measured with .*closest to weight = 2"),
     ):
         pipe(**call, num_inference_steps=4, output_type="latent", callback_on_step_end=fade)
+
+
+class Loop(diffusers.DDPMPipeline):
+    """A pipeline that does something of its own with the network."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(x, t).sample
+
+    @torch.no_grad()
+    def __call__(self, num_inference_steps: int = 4, batch_size: int = 1):
+        x = torch.randn(batch_size, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        self.scheduler.set_timesteps(num_inference_steps)
+        for t in self.scheduler.timesteps:
+            x = self.follow(self.scheduler.step(self.predict(x, t), t, x).prev_sample)
+
+    def follow(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Doubling(Loop):
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return 2.0 * self.unet(x, t).sample
+
+
+class Drifting(Loop):
+    """A condition that depends on the time, as the residuals of a ControlNet do; as wide as the time embedding."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(x, t, class_labels=t.expand(len(x), 4 * 8) / 100).sample
+
+
+class Fading(Loop):
+    """A guidance weight that depends on the time."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        c, u = (self.unet(x, t, class_labels=torch.full((len(x), 32), value)).sample for value in (1.0, 0.0))
+        return u + (1.0 + float(t) / 1000) * (c - u)
+
+
+class Swapping(Loop):
+    """A network that is another one at every step."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.unet.conv_out.bias.add_(0.1)
+        return self.unet(x, t).sample
+
+
+class Leaping(Loop):
+    """A state that is changed after the step, as where a known image is blended in."""
+
+    def follow(self, x: Tensor) -> Tensor:
+        return 0.9 * x
+
+
+class Halving(Loop):
+    """A network that is given something else than the state."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(0.5 * x, t).sample
+
+
+class Marking(Loop):
+    """A channel more than the state has, which depends on the time."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(torch.cat([x, torch.full_like(x[:, :1], float(t))], 1), t).sample
+
+
+class Warping(Loop):
+    """A time that is not the scheduler's."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.unet(x, t.float() ** 2 / 1000).sample
+
+
+class Skipping(Loop):
+    """Guidance from the second step on."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        if t > 700:
+            return self.unet(x, t).sample
+        return 0.5 * (self.unet(x, t).sample + self.unet(x, t).sample)
+
+
+class Failing(Loop):
+    """An error of the pipeline's own."""
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        raise KeyError("mask")
+
+
+@pytest.mark.parametrize(
+    ("kind", "unet", "message"),
+    [
+        (Doubling, {}, "what it makes of 1 network calls on 1 rows for 1 states is neither"),
+        (Drifting, {"class_embed_type": "identity"}, "the network's argument class_labels changes from step to step"),
+        (Fading, {"class_embed_type": "identity"}, "its guidance changes from step to step"),
+        (Swapping, {}, "its network, asked again, is off by"),
+        (Leaping, {}, "changes the state between steps"),
+        (Halving, {}, r"is not given the state, \(3, 8, 8\), but something else made from it"),
+        (Marking, {"in_channels": 4}, "what it joins to the state changes from step to step"),
+        (Warping, {}, "which no affine function gives"),
+        (Skipping, {}, "calls its network 1 times in the first step and 2 times in step 2 of 4"),
+        (Failing, {}, r"does not run with SteinDPMSolverMultistepScheduler .*\(KeyError: 'mask'\)"),
+    ],
+)
+def test_steps_that_cannot_be_rebuilt_are_refused(kind: type, unet: dict[str, Any], message: str):
+    """A pipeline that does something else is never calibrated for the wrong thing."""
+    pipe = tiny.quiet(kind(tiny.unet_unconditional(**unet), diffusers.DDPMScheduler()))
+    with pytest.raises(ValueError, match=message):
+        captured(pipe, {})
 
 
 # --- prompts and batches ------------------------------------------------------------------------------------------
