@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from networks import pieces
 from networks.muon import Muon
 from networks.strong import strong
+from steindiff import _weights as weights
 from steindiff import datasets
-from steindiff.zoo import weights
 from steindiff.zoo.models import ARCHITECTURES
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise
 

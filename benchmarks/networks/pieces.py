@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from steindiff.zoo import weights
+from steindiff import _weights as weights
 
 LIMIT = 15 * 2**20
 """Bytes of tensors in one file."""
