@@ -14,6 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from networks import pieces
+from steindiff import EDM, EDMDenoiser, Model
+from steindiff import _weights as weights
+from steindiff.models import ByLabel
 from steindiff.zoo import EDMPrecond
 from steindiff.zoo.unet import Fourier
 
@@ -154,3 +158,18 @@ class StrongUNet(nn.Module):
 def strong(config: StrongConfig | None = None) -> EDMPrecond:
     """The network with fresh parameters."""
     return EDMPrecond(StrongUNet(config or StrongConfig()))  # type: ignore[arg-type]
+
+
+def load(device: torch.device | str = "cpu", guidance: float = 1.0, folder: Path = FOLDER) -> Model:
+    """The trained network as a model, labels by seed as `steindiff.load` gives them.
+
+    Raises:
+        FileNotFoundError: if the pieces `strong-<i>of<n>.safetensors` are not all there.
+        RuntimeError: if they do not fit the network.
+    """
+    network = strong()
+    paths = pieces.found(folder, "strong")
+    weights.assign(network, pieces.read(paths), str(paths[0]))
+    network.to(device).eval().requires_grad_(False)
+    denoiser = ByLabel(network, EDMDenoiser, network.num_classes, guidance)
+    return Model(denoiser, EDM(), network.shape, device=device, name="strong", condition=denoiser.label)
