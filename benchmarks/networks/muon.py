@@ -21,11 +21,13 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalised(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Nearly U Vᵀ for each matrix U S Vᵀ, by Newton–Schulz iteration in bfloat16; (N, m, n) → (N, m, n)."""
+    """Nearly U Vᵀ for each matrix U S Vᵀ, by Newton–Schulz iteration; (N, m, n) → (N, m, n)."""
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = (x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)).bfloat16()
+    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    if x.is_cuda:  # half the bits are enough, and GPUs are fast at them
+        x = x.bfloat16()
     for _ in range(rounds):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
