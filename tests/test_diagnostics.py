@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -30,10 +31,12 @@ from steindiff.diagnostics import (
     plot_oscillation,
     sampled_gammas,
 )
+from steindiff.diagnostics._lipschitz import candidate
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP, by_functional
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import DDIM
+from steindiff.tableau import Step
 from stepping import digits, digits_denoiser
 
 
@@ -137,12 +140,25 @@ def test_lipschitz_can_skip_steps():
     )
     assert some.sigma == whole.sigma[::2]
     torch.testing.assert_close(some.transition, whole.transition[::2], rtol=0.01, atol=0)
-    with pytest.raises(ValueError, match=r"every = 0: allowed are whole numbers >= 1"):
+    with pytest.raises(ValueError, match=r"every must be >= 1, got 0"):
         lipschitz(spread_gaussian(), start, levels, DDIM(), torch.Generator(), every=0)
 
 
+def test_lipschitz_refuses_a_network_without_a_gradient_and_takes_a_step_without_a_network():
+    levels = GRIDS["edm"](EDM(), 4)
+    start = noise(range(2), (6,), levels[0], FLOAT)
+    found = lipschitz(spread_gaussian(), start, levels, SOLVERS["unipc-bh1-2"], torch.Generator().manual_seed(0))
+    assert torch.equal(found.transition[-1], torch.zeros(2, dtype=FLOAT))  # the last step returns an old evaluation
+    silent = X0(lambda x, t: torch.tanh(x).detach())
+    with pytest.raises(RuntimeError, match="network gives no gradient"):
+        lipschitz(silent, start, levels, DDIM(), torch.Generator())
+    step = Step(DDIM().tableau(levels, 0), silent)
+    with pytest.raises(RuntimeError, match="network gives no gradient"):
+        operator_norm(functools.partial(candidate, step), start, torch.Generator())
+
+
 def test_certificate_refuses_a_wrong_number_of_constants():
-    with pytest.raises(ValueError, match=r"noise: 3 constants for a run of 4 steps, need one each"):
+    with pytest.raises(ValueError, match=r"noise must have one constant a step \(4\), got 3"):
         certificate(GRIDS["edm"](EDM(), 4), [1.0] * 4, [1.0] * 3)
 
 
@@ -186,7 +202,7 @@ def test_oracle_gamma_is_near_one_where_stein_gamma_is_not():
         assert row.direct == pytest.approx(5.0, rel=0.02)
         assert row.stein == pytest.approx(5.0, rel=0.1)
         assert row.oracle == pytest.approx(1.0, abs=0.03)
-        assert row.improves
+        assert row.improves(row.stein)
     fine = ideal_gammas(denoiser, clean, levels, DDIM(), torch.Generator().manual_seed(1), probe=VJP(2))
     for a, b in zip(fine, rows, strict=True):
         assert a.oracle == pytest.approx(b.oracle, abs=1e-3)
@@ -220,7 +236,7 @@ def test_minus_identity_oscillates_and_half_of_it_converges_at_once():
     assert torch.equal(found.plain[0], found.plain[-1])
     assert found.gamma == pytest.approx(0.5, abs=0.02)
     assert float(found.relaxed[-1].abs().max()) < 1e-6
-    with pytest.raises(ValueError, match=r"steps = 0: allowed are whole numbers >= 1"):
+    with pytest.raises(ValueError, match=r"steps must be >= 1, got 0"):
         oscillation(torch.ones(1), 0, 1.0, torch.Generator())
 
 
@@ -254,8 +270,11 @@ def test_plots_show_the_data():
         assert axes.get_xlabel()
         assert axes.get_ylabel()
         assert axes.get_legend() is not None
-    figure = Figure()
-    axes = figure.add_subplot()
+    axes = Figure().add_subplot()
+    own = sampled_gammas(denoiser, clean, levels, DDIM(), generator)
+    plot_gammas(coefficients, axes, own)
+    assert [container.get_label() for container in axes.containers] == ["Stein, ideal states", "Stein, sampled states"]
+    axes = Figure().add_subplot()
     for label in ("EDM", "log-SNR"):
         plot_lipschitz(constants, axes, label)
     assert axes.xaxis_inverted()  # once, not once per curve

@@ -15,6 +15,7 @@ from steindiff.corrections import (
     Clamped,
     EveryStep,
     Expansion,
+    FirstSteps,
     Normalised,
     OnlySteps,
     Plain,
@@ -103,13 +104,49 @@ def test_stein_gamma_is_biased_where_the_history_shares_the_noise_and_the_bias_i
     assert abs(float(gap.mean())) < 4.0 * float(gap.std() / len(gap) ** 0.5)  # with it: right
 
 
-def test_on_a_samplers_own_states_stein_gamma_leaves_direct_gamma():
-    """What the theorems assume holds at the first step only; the paper's trajectory is not the forward coupling."""
+def test_on_a_samplers_own_states_stein_gamma_leaves_that_of_ideal_states():
+    """γ̃ against γ*, both reference-free: equal at the first step, which starts at the coupling, and not later."""
     denoiser, clean = problem("digits", 500)
     levels = GRIDS["logsnr"](EDM(), 6)
-    rows = sampled_gammas(denoiser, clean, levels, DDIM(), torch.Generator().manual_seed(0), probe=VJP(2), flow=still)
-    assert abs(rows[0].difference) < 4.0 * rows[0].difference_error
-    assert all(abs(row.difference) > 10.0 * row.difference_error for row in rows[3:])
+    run = (denoiser, clean, levels, SOLVERS["dpmpp-2m"])
+    sampled = sampled_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2))
+    ideal = ideal_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2), flow=still)
+    assert [row.sigma for row in sampled] == [row.sigma for row in ideal]
+    apart = [
+        abs(a.gamma - b.stein) / (a.error**2 + b.stein_error**2) ** 0.5 for a, b in zip(sampled, ideal, strict=True)
+    ]
+    assert apart[0] < 4.0
+    assert apart[4] > 10.0
+    assert sampled[4].gamma < 0.2 < 1.0 < ideal[4].stein
+
+
+def test_direct_gamma_on_sampled_states_is_no_truth():
+    """The exact flow does not return to the image it started from, so E⟨u, x − x*⟩ there measures something else."""
+    denoiser = mixture_data()
+    start, s, t = EDM().level(20.0), EDM().level(1.0), EDM().level(0.3)
+    generator = torch.Generator().manual_seed(0)
+    clean = denoiser.sample(4000, generator)
+    fine = Levels(tuple(EDM().level(20.0 * (1.0 / 20.0) ** (k / 40)) for k in range(41)), EDM())
+    levels = Levels((s, t), EDM())
+    step = Step(DDIM().tableau(levels, 0), denoiser)
+    x = sample(denoiser, couple(clean, start, generator), fine, SOLVERS["heun"]).x
+    row = gammas(step, x, clean, levels, 0, still, generator, VJP(2))
+    ideal = 1.0 / (1.0 - 0.3)
+    assert abs(row.stein - ideal) < 0.02 * ideal  # Stein is right: the fine flow keeps the marginal
+    assert row.direct > 1.2 * ideal  # the old image is not the one these states are noisy versions of
+
+
+@pytest.mark.parametrize(("s", "t"), [(0.9, 0.5), (0.7, 0.3)])
+def test_one_over_one_minus_r_needs_alpha_one(s: float, t: float):
+    """On a VP schedule the optimum of DDIM is another one, and the reference-free form follows it."""
+    denoiser, clean = problem("mixture", 40000)
+    levels = Levels.from_times(VP(), [s, t])
+    generator = torch.Generator().manual_seed(0)
+    x = couple(clean, levels[0], generator)
+    row = gammas(Step(DDIM().tableau(levels, 0), denoiser), x, clean, levels, 0, still, generator, VJP(2))
+    wrong = 1.0 / (1.0 - levels[1].sigma / levels[0].sigma)
+    assert abs(row.difference) < 4.0 * row.difference_error
+    assert row.direct < 0.7 * wrong
 
 
 @pytest.mark.parametrize("data", ["gaussian", "mixture", "digits"])
@@ -231,7 +268,7 @@ def test_theorem_4_11_errors_of_a_perturbed_coefficient_and_the_gap_condition(so
             measured = mean_square(torch.lerp(x, candidate, gamma), clean)
             assert measured - best == pytest.approx(c * (gamma - row.direct) ** 2, rel=1e-6, abs=1e-9 * plain)
             assert (measured <= plain) == (abs(share) < 1.0)
-        assert row.improves == (mean_square(torch.lerp(x, candidate, row.stein), clean) <= plain)
+        assert row.improves(row.stein) == (mean_square(torch.lerp(x, candidate, row.stein), clean) <= plain)
 
 
 def test_theorem_4_10_gamma_moves_in_proportion_to_a_small_score_deviation():
@@ -273,6 +310,43 @@ def test_literal_form_diverges_on_digits_and_the_guard_says_where_and_why(name: 
         r"the residual is small for its noise \(s_uu = [\d.e+-]+, sigma\^2 d = [\d.e+-]+\)",
     ):
         sample(digits_denoiser(), x, levels, SOLVERS[name], literal)
+
+
+@pytest.mark.parametrize("name", ["ddim", "dpmpp-2m", "heun"])
+def test_without_the_guard_the_literal_form_runs_to_its_end(name: str):
+    """The error is the guard's: unguarded, runs on digits end finite, and it is their samples that are judged."""
+    levels = GRIDS["edm"](EDM(), 6)
+    x = noise(range(32), (64,), levels[0], FLOAT)
+    with pytest.warns(UserWarning, match="Unclamped"):
+        literal = Relaxation(VJP(1), bounds=Unclamped(growth=None))
+    out = sample(digits_denoiser(), x, levels, SOLVERS[name], literal)
+    assert bool(out.x.isfinite().all())
+    assert max(float(row["gamma"]) for row in out.statistics if row["active"]) > 3.0
+
+
+@pytest.mark.parametrize("maximum", [1.0, 1.1, 1.3])
+def test_a_maximum_bounds_gamma_and_nothing_else(maximum: float):
+    levels = GRIDS["edm"](EDM(), 6)
+    x = noise(range(32), (64,), levels[0], FLOAT)
+    out = sample(digits_denoiser(), x, levels, DDIM(), Relaxation(VJP(1), bounds=Clamped(maximum=maximum)))
+    first = out.statistics[0]
+    assert float(first["optimum"]) > 1.35  # 1/(1 − r): the bound is what decides
+    assert float(first["gamma"]) == maximum
+    assert all(float(row["gamma"]) <= maximum for row in out.statistics if row["active"])
+
+
+def test_the_relaxation_before_unipcs_step_to_zero_has_no_effect():
+    """The next evaluation was made at the unrelaxed prediction, and the step to σ = 0 returns it."""
+    levels = GRIDS["edm"](EDM(), 5)
+    x = noise(range(8), (64,), levels[0], FLOAT)
+    solver = SOLVERS["unipc-bh1-2"]
+    halved = Relaxation(Analytic(), OnlySteps((3,)), Clamped(1e-6, 0.5))
+    plain, out = (sample(digits_denoiser(), x, levels, solver, c, capture=True) for c in (None, halved))
+    assert not torch.allclose(out.trajectory[4], plain.trajectory[4])
+    assert torch.equal(out.x, plain.x)
+    bare = GRIDS["edm-min"](EDM(), 5)  # without a step to zero it has one
+    plain, out = (sample(digits_denoiser(), x, bare, solver, c) for c in (None, halved))
+    assert not torch.equal(out.x, plain.x)
 
 
 def test_without_the_guard_the_literal_form_ends_far_from_any_noise_level():
@@ -417,12 +491,15 @@ def test_leaves_pure_noise_and_the_last_step_alone():
         (OnlySteps((0, 2)), [True, False, True, False, False]),
         (OnlySteps((-2,)), [False, False, False, True, False]),
         (OnlySteps(()), [False] * 5),
+        (FirstSteps(1), [True, False, False, False, False]),
+        (FirstSteps(3), [True, True, True, False, False]),
+        (FirstSteps(9), [True, True, True, True, False]),
         (TopK(1), [False, False, False, True, False]),  # the EDM grid's longest step in log-SNR
         (TopK(2), [False, False, True, True, False]),
         (TopK(9), [True, True, True, True, False]),
         (TopK(1, Expansion((0.1, 0.9, 5.0, 0.3, 0.1))), [False, False, True, False, False]),
     ],
-    ids=["two", "from the end", "none", "neediest", "two neediest", "all", "certificate"],
+    ids=["two", "from the end", "none", "first", "first three", "first all", "neediest", "two neediest", "all", "certificate"],
 )
 def test_sparse_activation(activation, expected: list[bool]):
     levels = GRIDS["edm"](EDM(), 5)
@@ -474,13 +551,16 @@ def test_seed_decides_the_probes():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Relaxation(epsilon=-1.0), r"epsilon = -1.0: allowed are numbers >= 0"),
-        (lambda: Relaxation(seed=-1), r"seed = -1: allowed are whole numbers >= 0"),
-        (lambda: Clamped(0.0), r"minimum = 0.0: allowed are numbers in \(0, 1\]"),
-        (lambda: Unclamped(1.5), r"minimum = 1.5: allowed are numbers in \(0, 1\]"),
-        (lambda: TopK(0), r"k = 0: allowed are whole numbers >= 1"),
-        (lambda: OnlySteps((7,))(GRIDS["edm"](EDM(), 5), 0), r"steps: 7 is not one of a run of 5 steps"),
-        (lambda: Expansion((1.0,))(GRIDS["edm"](EDM(), 5), 0), r"lipschitz: 1 values for a run of 5 steps"),
+        (lambda: Relaxation(epsilon=-1.0), r"epsilon must be >= 0, got -1.0"),
+        (lambda: Relaxation(seed=-1), r"seed must be >= 0, got -1"),
+        (lambda: Clamped(0.0), r"minimum must be in \(0, 1\], got 0.0"),
+        (lambda: Unclamped(1.5), r"minimum must be in \(0, 1\], got 1.5"),
+        (lambda: TopK(0), r"k must be >= 1, got 0"),
+        (lambda: FirstSteps(0), r"k must be >= 1, got 0"),
+        (lambda: Clamped(0.5, 0.1), r"maximum must be >= minimum = 0.5, got 0.1"),
+        (lambda: Unclamped(growth=0.0), r"growth must be > 0 or None, got 0.0"),
+        (lambda: OnlySteps((7,))(GRIDS["edm"](EDM(), 5), 0), r"steps must lie within a run of 5 steps, got 7"),
+        (lambda: Expansion((1.0,))(GRIDS["edm"](EDM(), 5), 0), r"lipschitz must have one value a step \(5\), got 1"),
     ],
 )
 def test_refuses_bad_arguments(build, message: str):
