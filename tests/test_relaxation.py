@@ -499,7 +499,18 @@ def test_leaves_pure_noise_and_the_last_step_alone():
         (TopK(9), [True, True, True, True, False]),
         (TopK(1, Expansion((0.1, 0.9, 5.0, 0.3, 0.1))), [False, False, True, False, False]),
     ],
-    ids=["two", "from the end", "none", "first", "first three", "first all", "neediest", "two neediest", "all", "certificate"],
+    ids=[
+        "two",
+        "from the end",
+        "none",
+        "first",
+        "first three",
+        "first all",
+        "neediest",
+        "two neediest",
+        "all",
+        "certificate",
+    ],
 )
 def test_sparse_activation(activation, expected: list[bool]):
     levels = GRIDS["edm"](EDM(), 5)
