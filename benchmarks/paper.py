@@ -69,6 +69,7 @@ from steindiff.levels import Level, Levels
 from steindiff.metrics import EfficientNetFeatures, InceptionFeatures, Moments, inception_score, references
 from steindiff.pixels import png, to_uint8
 from steindiff.probes import VJP, Adaptive, Analytic, check_gradient
+from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, Discrete
 from steindiff.schedules.base import Schedule
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver
@@ -144,7 +145,7 @@ class Cell:
     def levels(self, schedule: Schedule) -> Levels:
         zero = self.nfe % 2 == 1 if self.solver == "heun" else self.ending == "zero"
         grid: Grid = GRIDS[self.grid](to_zero=zero)
-        return self.host.levels(grid, schedule, self.nfe)
+        return levels_for(self.host, grid, schedule, self.nfe)
 
     @property
     def passes(self) -> int:

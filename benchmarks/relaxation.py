@@ -59,6 +59,7 @@ from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.probes import JVP, VJP, Adaptive, Analytic, FiniteDifference, Normal, Rademacher, memory_per_sample
+from steindiff.sampler import levels_for as budget
 from steindiff.solvers import DPMSolverMultistep, Solver
 from steindiff.tableau import Step
 
@@ -77,7 +78,7 @@ def digits() -> Tensor:
 
 def levels_for(solver: Solver, grid: str, schedule: str, nfe: int) -> Levels | None:
     try:
-        return solver.levels(GRIDS[grid], SCHEDULES[schedule], nfe)
+        return budget(solver, GRIDS[grid], SCHEDULES[schedule], nfe)
     except ValueError:
         return None  # a solver of several stages cannot spend every budget
 

@@ -13,8 +13,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import paper
+from problems import random_unet
 from recording import Records
-from steindiff.bench.sections import random_unet
 from steindiff.denoisers import EDMDenoiser
 from steindiff.metrics import Moments
 from steindiff.schedules import EDM, Discrete
@@ -33,7 +33,7 @@ def bench_of(subject: paper.Subject, samples: int = 24, batch: int = 8) -> paper
 
 @pytest.fixture(scope="module")
 def tiny() -> paper.Subject:
-    network = random_unet(16, torch.device("cpu"), seed=0)
+    network = random_unet(16)
 
     def denoisers(seeds):
         return EDMDenoiser(network)

@@ -11,10 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from problems import FLOAT, Nonlinear
+from problems import FLOAT, Nonlinear, random_unet
 from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff.averages import PerSample
-from steindiff.bench.sections import random_unet
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
 from steindiff.denoisers.batched import Batched
@@ -106,7 +105,7 @@ def test_a_gradient_that_is_cut_in_part_is_found_by_a_difference(route):
     level = LEVELS[2]
     x = noise(range(2), (6,), level, FLOAT)
     for network in (Nonlinear(), Attending()):
-        check_gradient(lambda z, d=X0(network): d(z, level), x, 0.02 * level.sigma, route)
+        check_gradient(functools.partial(X0(network), level=level), x, 0.02 * level.sigma, route)
     with pytest.raises(RuntimeError, match=r"network gives a wrong gradient: v'Jv is .* by derivative and .* by diff"):
         check_gradient(lambda z: X0(halved)(z, level), x, 0.02 * level.sigma, route)
     with pytest.raises(RuntimeError, match="network gives no gradient"):
@@ -421,7 +420,7 @@ class Allocations(TorchDispatchMode):
 @pytest.mark.parametrize("resolution", [16, 64])
 @pytest.mark.parametrize("samples", [1, 2, 4])
 def test_the_peak_of_a_bounded_probe_stays_within_its_limit(resolution: int, samples: int):
-    network, level = random_unet(resolution, torch.device("cpu"), seed=0), Level(1.0, 1.0, 1.0)
+    network, level = random_unet(resolution), Level(1.0, 1.0, 1.0)
     step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), EDMDenoiser(network))
     x = noise(range(5), (3, resolution, resolution), level)
     limit = samples * memory_per_sample(step, x)
