@@ -101,7 +101,7 @@ def gamma_section() -> list[Record]:
     denoiser = Empirical(data)
     for schedule in ("edm", "vp"):
         for name in HOSTS:
-            levels = GRIDS["logsnr"](SCHEDULES[schedule], 6)
+            levels = GRIDS["logsnr-to-zero"](SCHEDULES[schedule], 6)
             flow = fine_flow(denoiser, levels.schedule, 24)
             run = (denoiser, data[:400], levels, SOLVERS[name])
             ideal = ideal_gammas(*run, torch.Generator().manual_seed(SEED), probe=VJP(2), flow=flow)
@@ -158,7 +158,7 @@ def digits_section(samples: int = 400) -> list[Record]:
     denoiser, reference = Empirical(data), Moments.of(data)
     chosen = data[torch.randperm(len(data), generator=torch.Generator().manual_seed(SEED))[:samples]]
     records.append({"correction": "real digits", "samples": samples, "frechet": distance(chosen, reference).value})
-    for schedule, grid in (("edm", "edm"), ("edm", "logsnr"), ("vp", "logsnr")):
+    for schedule, grid in (("edm", "edm-to-zero"), ("edm", "logsnr-to-zero"), ("vp", "logsnr-to-zero")):
         for solver_name in (*HOSTS, SAFE):
             solver = EXTRA.get(solver_name) or SOLVERS[solver_name]
             for nfe in (3, 5, 9, 19):  # odd: what Heun can spend
@@ -200,7 +200,7 @@ def ablation_section(samples: int = 400, repeats: int = 4) -> list[Record]:
     """How many probes: γ and its spread over probe seeds, and the samples, on digits."""
     data, records = digits(), []
     denoiser, reference = Empirical(data), Moments.of(data)
-    levels = GRIDS["logsnr"](SCHEDULES["edm"], 5)
+    levels = GRIDS["logsnr-to-zero"](SCHEDULES["edm"], 5)
     x = noise(range(samples), (64,), levels[0], torch.float64)
     modes = {
         "batch, rademacher": (Rademacher(), OverBatch()),
@@ -254,7 +254,7 @@ def cases_section() -> list[Record]:
         "clamped, normalised, per sample": Relaxation(full, average=PerSample(), coordinates=Normalised()),
     }
     cases: list[tuple[str, str, Solver, Levels]] = [
-        (f"vp, {steps} steps", name, SOLVERS[name], GRIDS["logsnr"](SCHEDULES["vp"], steps))
+        (f"vp, {steps} steps", name, SOLVERS[name], GRIDS["logsnr-to-zero"](SCHEDULES["vp"], steps))
         for steps in (5, 10)
         for name in ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-2", "heun")
     ]
@@ -298,7 +298,7 @@ def network() -> Denoiser:
 def cost_section(batch: int = 2, repeats: int = 3) -> list[Record]:
     """What a run of 5 evaluations costs on the network, in CPU time of one thread; the least of several runs."""
     denoiser, records = network(), []
-    levels = GRIDS["logsnr"](SCHEDULES["edm"], 5)
+    levels = GRIDS["logsnr-to-zero"](SCHEDULES["edm"], 5)
     x = noise(range(batch), (3, 32, 32), levels[0])
     modes: dict[str, Correction] = {"plain": Plain()}
     modes |= {f"full, {m} VJP probes": Relaxation(VJP(m)) for m in (1, 2, 3, 5, 10)}
@@ -344,7 +344,7 @@ def lipschitz_section() -> list[Record]:
     panels = figure.subplots(1, 2)
     denoiser = Empirical(digits())
     for panel, nfe in zip(panels, (6, 100), strict=True):
-        for grid in ("edm", "logsnr"):
+        for grid in ("edm-to-zero", "logsnr-to-zero"):
             levels = GRIDS[grid](SCHEDULES["edm"], nfe)
             x = noise(range(8), (64,), levels[0], torch.float64)
             generator = torch.Generator().manual_seed(SEED)
@@ -380,7 +380,7 @@ def decay_section() -> list[Record]:
     """E_k, b_k, c_k, ρ_k on digits: the theorem's own update, the plain solver, the clamped relaxation."""
     data, records = digits(), []
     figure = Figure(figsize=(5, 4), layout="constrained")
-    levels = GRIDS["edm"](SCHEDULES["edm"], 6)
+    levels = GRIDS["edm-to-zero"](SCHEDULES["edm"], 6)
     for name in HOSTS:
         for mode, correction in (("direct gamma", None), ("plain", Plain()), ("clamped", Relaxation(VJP(5)))):
             generator = torch.Generator().manual_seed(SEED)

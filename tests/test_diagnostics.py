@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import pytest
@@ -72,7 +73,7 @@ def test_operator_norm_is_the_largest_singular_value(push, route):
 def test_prop_4_1_the_bound_is_attained_by_exact_denoisers(schedule):
     """∂D/∂x of an exact denoiser is symmetric and positive, so for DDIM the certificate is the Lipschitz constant."""
     denoiser = two_modes()
-    levels = GRIDS["logsnr"](schedule, 6)
+    levels = GRIDS["logsnr-to-zero"](schedule, 6)
     found = lipschitz(
         denoiser, noise(range(4), (6,), levels[0], FLOAT), levels, DDIM(), torch.Generator().manual_seed(0),
         iterations=40, tolerance=1e-5,
@@ -132,7 +133,7 @@ def test_the_noise_predictors_bound_certifies_no_step_of_any_schedule(schedule, 
 
 
 def test_lipschitz_can_skip_steps():
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     start = noise(range(2), (6,), levels[0], FLOAT)
     whole, some = (
         lipschitz(spread_gaussian(), start, levels, DDIM(), torch.Generator().manual_seed(0), every=every)
@@ -145,7 +146,7 @@ def test_lipschitz_can_skip_steps():
 
 
 def test_lipschitz_refuses_a_network_without_a_gradient_and_takes_a_step_without_a_network():
-    levels = GRIDS["edm"](EDM(), 4)
+    levels = GRIDS["edm-to-zero"](EDM(), 4)
     start = noise(range(2), (6,), levels[0], FLOAT)
     found = lipschitz(spread_gaussian(), start, levels, SOLVERS["unipc-bh1-2"], torch.Generator().manual_seed(0))
     assert torch.equal(found.transition[-1], torch.zeros(2, dtype=FLOAT))  # the last step returns an old evaluation
@@ -159,10 +160,24 @@ def test_lipschitz_refuses_a_network_without_a_gradient_and_takes_a_step_without
 
 def test_certificate_refuses_a_wrong_number_of_constants():
     with pytest.raises(ValueError, match=r"noise must have one constant a step \(4\), got 3"):
-        certificate(GRIDS["edm"](EDM(), 4), [1.0] * 4, [1.0] * 3)
+        certificate(GRIDS["edm-to-zero"](EDM(), 4), [1.0] * 4, [1.0] * 3)
 
 
-@pytest.mark.parametrize("grid", ["edm", "logsnr"])
+def test_appendix_c_special_cases():
+    """EDM: the threshold is 1. VP, α = cos φ, σ = sin φ: it grows to 1 as noise falls, and 1/α_t falls to 1."""
+    edm = certificate(GRIDS["edm-to-zero"](EDM(), 8), [0.0] * 8, [0.0] * 8)
+    assert edm.threshold == pytest.approx([1.0] * 8)
+    levels = GRIDS["uniform"](VP(), 8)
+    vp = certificate(levels, [0.0] * 8, [0.0] * 8)
+    angles = [math.atan2(level.sigma, level.alpha) for level in levels]
+    closed = [math.cos((s + t) / 2) / math.cos((s - t) / 2) for s, t in itertools.pairwise(angles)]
+    assert vp.threshold == pytest.approx(closed)
+    assert list(vp.threshold) == sorted(vp.threshold)
+    assert list(vp.ceiling) == sorted(vp.ceiling, reverse=True)
+    assert vp.ceiling[-1] - vp.threshold[-1] < vp.ceiling[0] - vp.threshold[0]
+
+
+@pytest.mark.parametrize("grid", ["edm-to-zero", "logsnr-to-zero"])
 def test_figure_4_steps_expand_at_few_steps_and_still_at_many(grid: str):
     """On digits with DPM-Solver++: step refinement alone does not remove local expansion."""
     peaks = {}
@@ -219,7 +234,7 @@ def test_sampled_gammas_skip_pure_noise_and_follow_the_run():
 
 def test_decay_of_a_plain_run_measures_the_solver():
     exact = PROBLEMS["gaussian"]()
-    levels = GRIDS["edm"](EDM(0.02, 20.0), 5)
+    levels = GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     clean = exact.denoiser.sample(200, torch.Generator().manual_seed(0))
     found = decay(exact.denoiser, clean, levels, DDIM(), torch.Generator().manual_seed(1), Plain())
     x = couple(clean, levels[0], torch.Generator().manual_seed(1))
@@ -249,7 +264,7 @@ def draw(plot, *data) -> Figure:
 
 
 def test_plots_show_the_data():
-    denoiser, levels = spread_gaussian(), GRIDS["edm"](EDM(), 4)
+    denoiser, levels = spread_gaussian(), GRIDS["edm-to-zero"](EDM(), 4)
     generator = torch.Generator().manual_seed(0)
     clean = denoiser.sample(30, generator)
     constants = lipschitz(denoiser, noise(range(3), (6,), levels[0], FLOAT), levels, DDIM(), generator)

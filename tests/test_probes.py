@@ -121,7 +121,7 @@ def test_forward_mode_takes_expanded_states():
     torch.testing.assert_close(pushforward(torch.sin, x, v), x.cos())
 
 
-LEVELS = GRIDS["logsnr"](VP(), 6)
+LEVELS = GRIDS["logsnr-to-zero"](VP(), 6)
 solvers = pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
 
 
@@ -453,7 +453,7 @@ def test_on_part_steps_all_samples_and_probes_the_first(share: float, count: int
 
 def test_on_part_is_unbiased_for_the_mean_and_refused_where_every_sample_needs_its_own():
     """On Gaussian data of one covariance the divergence is the same for all samples: part and whole agree exactly."""
-    levels = GRIDS["edm"](EDM(), 4)
+    levels = GRIDS["edm-to-zero"](EDM(), 4)
     model, x = Gaussian(torch.zeros(6), torch.ones(6)), noise(range(8), (6,), levels[0])
     whole, part = (
         sample(model, x, levels, SOLVERS["ddim"], Relaxation(probe)) for probe in (VJP(1), OnPart(0.25, VJP(1)))

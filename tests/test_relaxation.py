@@ -108,7 +108,7 @@ def test_stein_gamma_is_biased_where_the_history_shares_the_noise_and_the_bias_i
 def test_on_a_samplers_own_states_stein_gamma_leaves_that_of_ideal_states():
     """γ̃ against γ*, both reference-free: equal at the first step, which starts at the coupling, and not later."""
     denoiser, clean = problem("digits", 500)
-    levels = GRIDS["logsnr"](EDM(), 6)
+    levels = GRIDS["logsnr-to-zero"](EDM(), 6)
     run = (denoiser, clean, levels, SOLVERS["dpmpp-2m"])
     sampled = sampled_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2))
     ideal = ideal_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2), flow=still)
@@ -200,7 +200,9 @@ def test_theorem_4_8_the_error_decays_by_the_product_along_the_run():
     for data in ("gaussian", "mixture", "digits"):
         denoiser, clean = problem(data, 400)
         for solver in PAPER_SOLVERS.values():
-            found = decay(denoiser, clean, GRIDS["edm"](EDM(0.02, 20.0), 5), solver, torch.Generator().manual_seed(1))
+            found = decay(
+                denoiser, clean, GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5), solver, torch.Generator().manual_seed(1)
+            )
             assert all(0.0 <= rho <= 1.0 + 1e-12 for rho in found.rho)
             assert found.error[-1] == pytest.approx(found.product, rel=1e-6)
             assert found.error[-1] <= found.bound * (1.0 + 1e-9)
@@ -212,7 +214,7 @@ def test_theorem_4_8_the_error_decays_by_the_product_along_the_run():
 def test_theorem_4_8_fails_for_the_estimator_beyond_the_first_step():
     """The product needs b/c with x* known: the reference-free coefficient does not follow it along a run."""
     denoiser, clean = problem("digits", 400)
-    levels = GRIDS["edm"](EDM(0.02, 20.0), 5)
+    levels = GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     generator = torch.Generator().manual_seed(1)
     exact = decay(denoiser, clean, levels, DDIM(), generator)
     with pytest.warns(UserWarning, match="Unclamped"):
@@ -227,7 +229,7 @@ def test_theorem_4_8_fails_for_the_estimator_beyond_the_first_step():
 def test_corollary_4_9_the_relaxed_step_stays_within_the_plain_steps_error(solver: Solver):
     denoiser, clean = problem("digits", 400)
     for schedule in (EDM(0.02, 20.0), VP(t_max=0.7)):
-        found = decay(denoiser, clean, LogSNR()(schedule, 6), solver, torch.Generator().manual_seed(2))
+        found = decay(denoiser, clean, LogSNR(to_zero=True)(schedule, 6), solver, torch.Generator().manual_seed(2))
         for deviation, plain in zip(found.deviation, found.plain, strict=True):
             assert deviation <= plain * (1.0 + 1e-9)
 
@@ -298,7 +300,7 @@ def test_theorem_4_10_gamma_moves_in_proportion_to_a_small_score_deviation():
     assert max(slopes) < 1.5 * slopes[-1]
 
 
-@pytest.mark.parametrize("grid", ["edm", "logsnr"])
+@pytest.mark.parametrize("grid", ["edm-to-zero", "logsnr-to-zero"])
 @pytest.mark.parametrize("name", ["ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-2", "heun"])
 def test_literal_form_diverges_on_digits_and_the_guard_says_where_and_why(name: str, grid: str):
     levels = GRIDS[grid](EDM(), 8)
@@ -316,7 +318,7 @@ def test_literal_form_diverges_on_digits_and_the_guard_says_where_and_why(name: 
 @pytest.mark.parametrize("name", ["ddim", "dpmpp-2m", "heun"])
 def test_without_the_guard_the_literal_form_runs_to_its_end(name: str):
     """The error is the guard's: unguarded, runs on digits end finite, and it is their samples that are judged."""
-    levels = GRIDS["edm"](EDM(), 6)
+    levels = GRIDS["edm-to-zero"](EDM(), 6)
     x = noise(range(32), (64,), levels[0], FLOAT)
     with pytest.warns(UserWarning, match="Unclamped"):
         literal = Relaxation(VJP(1), bounds=Unclamped(growth=None))
@@ -327,7 +329,7 @@ def test_without_the_guard_the_literal_form_runs_to_its_end(name: str):
 
 @pytest.mark.parametrize("maximum", [1.0, 1.1, 1.3])
 def test_a_maximum_bounds_gamma_and_nothing_else(maximum: float):
-    levels = GRIDS["edm"](EDM(), 6)
+    levels = GRIDS["edm-to-zero"](EDM(), 6)
     x = noise(range(32), (64,), levels[0], FLOAT)
     out = sample(digits_denoiser(), x, levels, DDIM(), Relaxation(VJP(1), bounds=Clamped(maximum=maximum)))
     first = out.statistics[0]
@@ -338,21 +340,21 @@ def test_a_maximum_bounds_gamma_and_nothing_else(maximum: float):
 
 def test_the_relaxation_before_unipcs_step_to_zero_has_no_effect():
     """The next evaluation was made at the unrelaxed prediction, and the step to σ = 0 returns it."""
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     x = noise(range(8), (64,), levels[0], FLOAT)
     solver = SOLVERS["unipc-bh1-2"]
     halved = Relaxation(Analytic(), OnlySteps((3,)), Clamped(1e-6, 0.5))
     plain, out = (sample(digits_denoiser(), x, levels, solver, c, capture=True) for c in (None, halved))
     assert not torch.allclose(out.trajectory[4], plain.trajectory[4])
     assert torch.equal(out.x, plain.x)
-    bare = GRIDS["edm-min"](EDM(), 5)  # without a step to zero it has one
+    bare = GRIDS["edm"](EDM(), 5)  # without a step to zero it has one
     plain, out = (sample(digits_denoiser(), x, bare, solver, c) for c in (None, halved))
     assert not torch.equal(out.x, plain.x)
 
 
 def test_without_the_guard_the_literal_form_ends_far_from_any_noise_level():
     """What the guard spares: the same run by hand. The state should have the size of its level, √(σ² + E x*²)."""
-    denoiser, levels = digits_denoiser(), GRIDS["edm"](EDM(), 10)
+    denoiser, levels = digits_denoiser(), GRIDS["edm-to-zero"](EDM(), 10)
     x = noise(range(32), (64,), levels[0], FLOAT)
     excess = []
     for i in range(9):
@@ -388,7 +390,7 @@ def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
 @pytest.mark.parametrize("probe", [VJP(1), Analytic(), FiniteDifference(2)], ids=lambda p: type(p).__name__)
 def test_gamma_one_is_the_plain_solver_bit_for_bit(solver: Solver, probe):
-    levels = GRIDS["logsnr"](VP(), 5)
+    levels = GRIDS["logsnr-to-zero"](VP(), 5)
     for dtype, average in ((torch.float32, OverBatch()), (FLOAT, PerSample())):
         network = X0(Nonlinear(dtype=dtype))
         x = noise(range(4), (6,), levels[0], dtype)
@@ -402,7 +404,7 @@ def test_gamma_one_is_the_plain_solver_bit_for_bit(solver: Solver, probe):
 def test_statistics_are_those_of_algorithm_1():
     """Against the algorithm written out for a run in VP coordinates."""
     denoiser = mixture_data()
-    levels = GRIDS["logsnr"](VP(t_max=0.6), 4)
+    levels = GRIDS["logsnr-to-zero"](VP(t_max=0.6), 4)
     x = noise(range(50), (8,), levels[0], FLOAT)
     step = Step(DDIM().tableau(levels, 0), denoiser)
     out = Relaxation(Exact())(step, x, levels, 0)
@@ -420,7 +422,7 @@ def test_statistics_are_those_of_algorithm_1():
 
 
 def test_per_sample_gamma_does_not_depend_on_the_batch():
-    denoiser, levels = mixture_data(), GRIDS["edm"](EDM(0.02, 20.0), 5)
+    denoiser, levels = mixture_data(), GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     x = noise(range(6), (8,), levels[0], FLOAT)
     alone = Relaxation(Exact(), average=PerSample())
     together = sample(denoiser, x, levels, DPMSolverMultistep(2), alone)
@@ -438,7 +440,7 @@ def test_per_sample_gamma_does_not_depend_on_the_batch():
 def test_normalised_coordinates_make_every_schedule_the_edm_one(schedule: str, solver: Solver):
     """The same ratios σ/α visited on any schedule give the same samples, up to rounding."""
     denoiser = mixture_data()
-    edm = GRIDS["edm"](EDM(0.05, 10.0), 5)
+    edm = GRIDS["edm-to-zero"](EDM(0.05, 10.0), 5)
     process = SCHEDULES[schedule]
     levels = Levels(tuple(process.at(level.lam) if level.sigma else process.clean() for level in edm), process)
     x = noise(range(20), (8,), edm[0], FLOAT)
@@ -456,7 +458,7 @@ def test_normalised_coordinates_make_every_schedule_the_edm_one(schedule: str, s
 def test_small_alpha_drowns_gamma_in_the_batchs_noise_and_more_probes_do_not_help():
     """1/α multiplies the sampling noise of ⟨u, x⟩ − σ² div u. In coordinates x/α there is no such term."""
     denoiser = mixture_data()
-    levels = GRIDS["logsnr"](VP(), 6)
+    levels = GRIDS["logsnr-to-zero"](VP(), 6)
     clean = denoiser.sample(1000, torch.Generator().manual_seed(0))
     x = couple(clean, levels[0], torch.Generator().manual_seed(1))
     step = Step(DDIM().tableau(levels, 0), denoiser)
@@ -514,7 +516,7 @@ def test_leaves_pure_noise_and_the_last_step_alone():
     ],
 )
 def test_sparse_activation(activation, expected: list[bool]):
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     denoiser = mixture_data()
     x = noise(range(4), (8,), levels[0], FLOAT)
     out = sample(denoiser, x, levels, DDIM(), Relaxation(VJP(2), activation))
@@ -523,12 +525,12 @@ def test_sparse_activation(activation, expected: list[bool]):
 
 
 def test_equally_long_steps_go_to_the_earliest():
-    levels = GRIDS["logsnr"](EDM(), 8)
+    levels = GRIDS["logsnr-to-zero"](EDM(), 8)
     assert [TopK(3)(levels, i) for i in range(8)] == [True] * 3 + [False] * 5
 
 
 def test_adaptive_mode_pays_only_below_its_threshold():
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     x = noise(range(4), (8,), levels[0], FLOAT)
     costs = {
         mode: sample(mixture_data(), x, levels, DDIM(), Relaxation(probe)).backward_passes
@@ -552,7 +554,7 @@ def test_analytical_mode_is_right_at_high_noise_only():
 
 
 def test_seed_decides_the_probes():
-    levels = GRIDS["edm"](EDM(0.02, 20.0), 5)
+    levels = GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     denoiser = mixture_data()
     step = Step(DDIM().tableau(levels, 3), denoiser)
     x = couple(denoiser.sample(9, torch.Generator().manual_seed(0)), levels[3], torch.Generator().manual_seed(1))
@@ -571,8 +573,11 @@ def test_seed_decides_the_probes():
         (lambda: FirstSteps(0), r"k must be >= 1, got 0"),
         (lambda: Clamped(0.5, 0.1), r"maximum must be >= minimum = 0.5, got 0.1"),
         (lambda: Unclamped(growth=0.0), r"growth must be > 0 or None, got 0.0"),
-        (lambda: OnlySteps((7,))(GRIDS["edm"](EDM(), 5), 0), r"steps must lie within a run of 5 steps, got 7"),
-        (lambda: Expansion((1.0,))(GRIDS["edm"](EDM(), 5), 0), r"lipschitz must have one value a step \(5\), got 1"),
+        (lambda: OnlySteps((7,))(GRIDS["edm-to-zero"](EDM(), 5), 0), r"steps must lie within a run of 5 steps, got 7"),
+        (
+            lambda: Expansion((1.0,))(GRIDS["edm-to-zero"](EDM(), 5), 0),
+            r"lipschitz must have one value a step \(5\), got 1",
+        ),
     ],
 )
 def test_refuses_bad_arguments(build, message: str):
@@ -586,7 +591,7 @@ def test_a_vanishing_residual_is_safeguarded():
     """On Dirac data at the mean the residual is 0: ε keeps γ a number, and the state stays."""
     exact = PROBLEMS["gaussian"]()
     exact.denoiser.variance = torch.zeros(3, dtype=FLOAT)
-    levels = GRIDS["edm"](EDM(), 4)
+    levels = GRIDS["edm-to-zero"](EDM(), 4)
     x = exact.denoiser.mean.expand(5, 3).clone()
     out = sample(exact.denoiser, x, levels, DDIM(), Relaxation(Exact()))
     torch.testing.assert_close(out.x, x)
