@@ -12,11 +12,12 @@ and holds *in part* otherwise.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from pages import fill, rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -44,12 +45,6 @@ def select(records: Iterable[Record], **fields: Any) -> list[Record]:
         for record in records
         if all(record.get(k) in v if isinstance(v, tuple) else record.get(k) == v for k, v in fields.items())
     ]
-
-
-def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
 
 
 def tally(records: Sequence[Record]) -> str:
@@ -140,10 +135,10 @@ class Evidence:
 
     def one_over_one_minus_r(self) -> str:
         """γ* of DDIM on VP beside 1/(1 − r), from neighbouring steps of the record."""
-        rows = select(self.gamma, schedule="vp", solver="ddim")
-        if len(rows) < 3:
+        steps = select(self.gamma, schedule="vp", solver="ddim")
+        if len(steps) < 3:
             return MISSING
-        s, t = rows[1], rows[2]
+        s, t = steps[1], steps[2]
         naive = 1.0 / (1.0 - t["sigma"] / s["sigma"])
         return f"VP, σ {s['sigma']:.3f} → {t['sigma']:.3f}: {s['direct']:.2f} instead of {naive:.1f}"
 
@@ -278,7 +273,7 @@ class Evidence:
 
         literal, guarded = self.digit("literal"), self.digit("literal, guarded")
         stopped = sum("error" in r for r in guarded)
-        rows: list[Row] = [
+        made: list[Row] = [
             (
                 "**Alg. 1** to the letter, digits",
                 verdict(literal),
@@ -311,7 +306,7 @@ class Evidence:
                 DIGITS,
             ),
         ]
-        rows += [
+        made += [
             (
                 f"γ ≤ {limit}, digits",
                 verdict(self.digit(f"clamped, maximum {limit}")),
@@ -321,7 +316,7 @@ class Evidence:
             for limit in ("1.02", "1.1", "1.5")
         ]
         return [
-            *rows,
+            *made,
             ("γ_min, ε, Gaussian and Rademacher probes", "**holds**", "unbiased within their error", PROBES_TEST),
             ("Antithetic pairs reduce variance", "**does not hold**", "(−v)ᵀJ(−v) = vᵀJv exactly", PROBES_TEST),
             (
@@ -392,7 +387,7 @@ class Evidence:
             "consistency, per dimension": "per dimension (ours)",
             "consistency, matched": "matched (ours)",
         }
-        rows: list[Row] = [
+        made: list[Row] = [
             (
                 f"**Alg. 2**, {title}, digits",
                 verdict(self.digit(name)),
@@ -402,7 +397,7 @@ class Evidence:
             for name, title in names.items()
         ]
         return [
-            *rows,
+            *made,
             (
                 "**Prop. D.4** log-σ interpolation",
                 "follows; premise **wrong**",
@@ -533,7 +528,7 @@ class Evidence:
                             continue
                         first = [f"{host}, {place}, {how}" if mode == "plain" else "", mode]
                         body.append([*first, *(self.cell(found.get(nfe)) for nfe in budgets)])
-        return table(["host", "", *map(str, budgets)], body) if body else MISSING
+        return rows(["host", "", *map(str, budgets)], body) if body else MISSING
 
     @staticmethod
     def cell(record: Record | None) -> str:
@@ -562,13 +557,13 @@ class Evidence:
                 for r in (best, worst)
             ]
             body.append([mode, tally(found), *ends])
-        return table(["mode", "cells", "best change", "worst change"], body) if body else MISSING
+        return rows(["mode", "cells", "best change", "worst change"], body) if body else MISSING
 
     def digits_table(self) -> str:
         """Every correction on digits: cells for and against, by schedule."""
         names = dict.fromkeys(r["correction"] for r in self.digits if r["correction"] != "plain")
         body = [[name, *(tally(self.digit(name, schedule, least=3)) for schedule in ("edm", "vp"))] for name in names]
-        return table(["correction", "α = 1 (two grids)", "VP"], body) if body else MISSING
+        return rows(["correction", "α = 1 (two grids)", "VP"], body) if body else MISSING
 
     def cases_table(self) -> str:
         """VP in batches of 100, and solvers without their safeguard."""
@@ -578,7 +573,7 @@ class Evidence:
             found = {r["correction"]: r for r in select(self.cases, case=case, solver=solver)}
             cells = [f"{found[m]['frechet']:.3f} ± {2 * found[m].get('difference_error', 0.0):.3f}" for m in modes]
             body.append([case, solver, f"{found['plain']['frechet']:.3f}", *cells])
-        return table(["case", "solver", "plain", *modes], body) if body else MISSING
+        return rows(["case", "solver", "plain", *modes], body) if body else MISSING
 
     def probes_table(self) -> str:
         """The number of probes, on digits."""
@@ -589,7 +584,7 @@ class Evidence:
                 (r,) = select(self.ablation, solver="dpmpp-2m", mode=mode, probes=m)
                 row += [f"{r['frechet']:.3f} ± {2 * r['frechet_spread']:.3f}", f"{100 * r['third_gamma_spread']:.1f} %"]
             body.append(row)
-        return table(["m", "Fréchet, batch γ", "spread", "Fréchet, per-sample γ", "spread"], body)
+        return rows(["m", "Fréchet, batch γ", "spread", "Fréchet, per-sample γ", "spread"], body)
 
     def cost_table(self) -> str:
         """One run's price, on one CPU thread and, where it was measured, on a GPU."""
@@ -607,20 +602,12 @@ class Evidence:
             ]
             for r in select(self.paper, table="table3", model="cifar10")
         ]
-        return table(["mode", "NFE", "network calls", "derivative passes", "time, plain = 1"], body)
+        return rows(["mode", "NFE", "network calls", "derivative passes", "time, plain = 1"], body)
 
 
-def claims(rows: Sequence[Row]) -> str:
+def claims(made: Sequence[Row]) -> str:
     """A group of claims."""
-    return table(["claim", "verdict", "measured", "record or test"], rows)
-
-
-def fill(page: str, name: str, text: str) -> str:
-    """The page with `text` between the marks `table:name`."""
-    mark, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
-    if mark not in page:
-        raise SystemExit(f"{PAGE.name}: has no mark {mark}")
-    return re.sub(rf"{re.escape(mark)}.*?{re.escape(end)}", lambda _: f"{mark}\n\n{text}\n\n{end}", page, flags=re.S)
+    return rows(["claim", "verdict", "measured", "record or test"], made)
 
 
 def main() -> None:
@@ -644,10 +631,8 @@ def main() -> None:
         "probes": found.probes_table,
         "cost": found.cost_table,
     }
-    page = PAGE.read_text(encoding="utf-8")
     for name, make in tables.items():
-        page = fill(page, name, make())
-    PAGE.write_text(page, encoding="utf-8")
+        fill(PAGE, name, make())
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from steindiff.corrections import (
 )
 from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
 from steindiff.diagnostics import couple, decay, gammas, ideal_gammas, ideal_step, sampled_gammas
-from steindiff.grids import LogSNR
+from steindiff.grids import LogSNR, UniformTime
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP, Adaptive, Analytic, Exact, FiniteDifference, pushforward
 from steindiff.probes.base import dot
@@ -477,7 +477,7 @@ def test_small_alpha_drowns_gamma_in_the_batchs_noise_and_more_probes_do_not_hel
 
 def test_leaves_pure_noise_and_the_last_step_alone():
     denoiser = mixture_data()
-    levels = GRIDS["uniform"](SCHEDULES["flow"], 4)
+    levels = UniformTime(to_zero=True)(SCHEDULES["flow"], 4)
     assert levels[0].alpha == 0.0
     out = sample(denoiser, noise(range(9), (8,), levels[0], FLOAT), levels, DDIM(), Relaxation(VJP(3)))
     assert [row["active"] for row in out.statistics] == [False, True, True, False]
