@@ -2,7 +2,7 @@
 
     python benchmarks/paper.py --estimate
     python benchmarks/paper.py core bare modes --device cuda --compile --seconds 300
-    python benchmarks/paper.py table1 --model fashion
+    python benchmarks/paper.py vp --model fashion --out benchmarks/results/paper_fashion.json
     python benchmarks/paper.py core --edm edm-cifar10-32x32-cond-vp.pkl --source edm --trust-pickle --real images.npz
     python benchmarks/paper.py table1 --ldm FOLDER --real images.npz
 
@@ -17,6 +17,7 @@ Plans (all, if none is named). Cells are taken budget by budget, 5 NFE first, so
     table1  Algorithm 2 with the paper's weight, per dimension, and with matched interpolation
     modes   analytical, adaptive, sparse (first 3 steps); γ <= 1.1, 1.5; Algorithm 1 to the letter, batch and sample
     fig9    m = 1, 2, 3, 5, 10 probes beside the plain solver
+    vp      only by name, for models with α < 1: γ <= 1 and Algorithm 2, also in coordinates x/α
     zero    core with a last step to σ = 0, as k-diffusion and diffusers end a run
     fig4    local Lipschitz constants of 16 samples
 
@@ -55,6 +56,7 @@ from steindiff.corrections import (
     Correction,
     FirstSteps,
     Matched,
+    Normalised,
     PerDimension,
     Plain,
     Relaxation,
@@ -117,6 +119,8 @@ MODES: dict[str, Correction] = {
     "consistency": Consistency(Relaxation(ONE)),
     "consistency, per dimension": Consistency(Relaxation(ONE), weight=PerDimension()),
     "consistency, matched": Consistency(Relaxation(ONE), interpolation=Matched(), weight=PerDimension()),
+    "normalised": Relaxation(ONE, coordinates=Normalised()),
+    "consistency, normalised": Consistency(Relaxation(ONE, coordinates=Normalised())),
     **{f"m = {m}": Relaxation(VJP(m)) for m in (2, 3, 5, 10)},
     **{f"m = {m}, per sample": Relaxation(VJP(m), average=PerSample()) for m in (2, 3, 5, 10)},
 }
@@ -182,6 +186,7 @@ PLANS: dict[str, list[Cell]] = {
         Cell("2m", "logsnr", ending, 5, mode) for ending in ("lowered", "bare") for mode in (*PROBES, *PER_SAMPLE)
     ],
     "zero": hosts("zero", NFES[:4], CORE),
+    "vp": hosts("lowered", NFES[:3], (*CORE, "normalised", "consistency", "consistency, normalised"), ("2m", "3m")),
 }
 OTHER_PLANS = ("precision", "images", "cost", "fig4")
 """Those that are not made of cells."""
@@ -552,7 +557,7 @@ def main() -> None:
     parser.add_argument("--estimate", action="store_true", help="say how long each plan takes on an H200, and stop")
     parser.set_defaults(samples=5_000)
     args = parser.parse_args()
-    plans = [*args.plans, *args.more_plans] or [*PLANS, *OTHER_PLANS]
+    plans = [*args.plans, *args.more_plans] or [plan for plan in (*PLANS, *OTHER_PLANS) if plan != "vp"]
     if unknown := [plan for plan in plans if plan not in (*PLANS, *OTHER_PLANS)]:
         parser.error(f"plans must be of {', '.join((*PLANS, *OTHER_PLANS))}, got {unknown[0]}")
     if args.estimate:
