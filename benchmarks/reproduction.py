@@ -49,10 +49,10 @@ def select(records: Iterable[Record], **fields: Any) -> list[Record]:
 
 def tally(records: Sequence[Record]) -> str:
     """For and against, counted alike."""
-    found = Counter(record.get("verdict", "not finite") for record in records)
+    found = Counter(record.get("verdict", "stopped") for record in records)
     if not found:
         return MISSING
-    lost = f", not finite {found['not finite']}" if found["not finite"] else ""
+    lost = f", stopped {found['stopped']}" if found["not finite"] else ""
     return f"better {found['better']}, equal {found['equal']}, worse {found['worse']}{lost} of {len(records)}"
 
 
@@ -275,19 +275,19 @@ class Evidence:
         stopped = sum("error" in r for r in guarded)
         made: list[Row] = [
             (
-                "**Alg. 1** to the letter, digits",
+                "**Alg. 1** to the letter: better digits (α = 1, NFE ≥ 5)",
                 verdict(literal),
                 f"{tally(literal)}; the guard stops {stopped}",
                 DIGITS,
             ),
             (
-                "Alg. 1 to the letter, network",
+                "Alg. 1 to the letter: better images, network",
                 verdict(self.network(("literal", "literal, per sample"))),
                 tally(self.network(("literal", "literal, per sample"))),
                 PAPER,
             ),
             (
-                'γ ≤ 1 (our reading of "fast KM"), digits, α = 1',
+                'γ ≤ 1 (our reading of "fast KM"): better digits',
                 verdict(self.digit("clamped")),
                 f"{tally(self.digit('clamped'))}; at 3 NFE {tally(self.digit('clamped', least=3, most=3))}",
                 DIGITS,
@@ -298,7 +298,12 @@ class Evidence:
                 tally(self.digit("clamped, per sample")),
                 DIGITS,
             ),
-            ("γ ≤ 1, digits, VP", verdict(self.digit("clamped", "vp")), tally(self.digit("clamped", "vp")), DIGITS),
+            (
+                "γ ≤ 1 on VP: better digits",
+                verdict(self.digit("clamped", "vp")),
+                tally(self.digit("clamped", "vp")),
+                DIGITS,
+            ),
             (
                 "the same per sample, VP",
                 verdict(self.digit("clamped, per sample", "vp")),
@@ -308,7 +313,7 @@ class Evidence:
         ]
         made += [
             (
-                f"γ ≤ {limit}, digits",
+                f"γ ≤ {limit}: better digits",
                 verdict(self.digit(f"clamped, maximum {limit}")),
                 tally(self.digit(f"clamped, maximum {limit}")),
                 DIGITS,
@@ -389,7 +394,7 @@ class Evidence:
         }
         made: list[Row] = [
             (
-                f"**Alg. 2**, {title}, digits",
+                f"**Alg. 2**, {title}: better digits",
                 verdict(self.digit(name)),
                 f"{tally(self.digit(name))}; at 3 NFE {tally(self.digit(name, least=3, most=3))}",
                 DIGITS,

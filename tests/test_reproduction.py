@@ -33,10 +33,10 @@ def test_verdicts_count_for_and_against_alike(counts, expected: str):
     assert reproduction.verdict(cells(*counts)) == expected
 
 
-def test_a_run_that_is_not_finite_counts_against():
+def test_a_run_that_was_stopped_counts_against():
     records = [*cells(9, 0, 0), {"error": "the state became NaN"}]
     assert reproduction.verdict(records) == "**in part**"
-    assert reproduction.tally(records) == "better 9, equal 0, worse 0, not finite 1 of 10"
+    assert reproduction.tally(records) == "better 9, equal 0, worse 0, stopped 1 of 10"
 
 
 def test_the_page_is_what_the_records_say(tmp_path: Path, monkeypatch):
