@@ -52,7 +52,7 @@ def tally(records: Sequence[Record]) -> str:
     found = Counter(record.get("verdict", "stopped") for record in records)
     if not found:
         return MISSING
-    lost = f", stopped {found['stopped']}" if found["not finite"] else ""
+    lost = f", stopped {found['stopped']}" if found["stopped"] else ""
     return f"better {found['better']}, equal {found['equal']}, worse {found['worse']}{lost} of {len(records)}"
 
 
