@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
-import pkgutil
-from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,21 +17,6 @@ def to_config(thing: Any) -> dict[str, Any]:
     """The class name and the constructor arguments of a frozen dataclass."""
     fields = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
     return {"kind": type(thing).__name__, **fields}
-
-
-def kinds(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
-    """All concrete dataclasses derived from `base` in a module, or in the modules of a package."""
-    modules = [module]
-    if hasattr(module, "__path__"):
-        modules = [
-            importlib.import_module(f"{module.__name__}.{m.name}") for m in pkgutil.iter_modules(module.__path__)
-        ]
-    classes = [v for m in modules for v in vars(m).values() if isinstance(v, type) and issubclass(v, base)]
-    return {
-        cls.__name__: cls
-        for cls in classes
-        if dataclasses.is_dataclass(cls) and not getattr(cls, "__abstractmethods__", None)
-    }
 
 
 def from_config(argument: str, description: Any, table: dict[str, type[T]]) -> T:
@@ -75,22 +57,33 @@ def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "sha256": checksum(content)}
 
 
-def verified(what: str, content: Any, version: int) -> dict[str, Any]:
+def verified(what: str, content: Any, *versions: int) -> dict[str, Any]:
     """The content without its checksum, once it has been found whole.
 
     Args:
         what: the document's kind, for the message.
         content: what was read.
-        version: the only `format` that is accepted.
+        versions: values of `format` that are accepted.
 
     Raises:
-        ValueError: if it is no such document, of another version, or altered.
+        ValueError: if it is another kind of document, of another version, or altered.
     """
-    if not isinstance(content, dict) or "format" not in content:
-        raise ValueError(f"not a {what}: the field 'format' is missing")
-    if content["format"] != version:
-        raise ValueError(f"format = {content['format']!r}: this version reads {version} only")
+    if not isinstance(content, dict) or "format" not in content or "sha256" not in content:
+        raise ValueError(f"not a {what}: it must be a JSON object with 'format' and 'sha256'")
+    if isinstance(content["format"], bool) or content["format"] not in versions:
+        known = " and ".join(map(str, versions))
+        raise ValueError(f"format = {content['format']!r}: this version reads {what}s of format {known}")
     body = {name: value for name, value in content.items() if name != "sha256"}
-    if content.get("sha256") != checksum(body):
-        raise ValueError("sha256: the content was altered or is damaged")
+    if content["sha256"] != checksum(body):
+        raise ValueError("sha256 does not match: the content was altered or is damaged")
     return body
+
+
+def finite(name: str, value: Any) -> tuple[float, ...]:
+    """A list of finite numbers; text, booleans and NaN are refused."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} must be a list of numbers, got {type(value).__name__}")
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int | float) or not abs(item) < 1e308:
+            raise ValueError(f"{name} must hold finite numbers, got {str(item)[:40]!r}")
+    return tuple(map(float, value))

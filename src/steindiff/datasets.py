@@ -31,9 +31,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from steindiff import _weights as weights
 from steindiff._discovery import named
 from steindiff._files import atomic, sha256
-from steindiff.zoo import weights
 
 _SECONDS = 1800
 

@@ -11,10 +11,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-import toys
-from steindiff.comparison import compare
 from steindiff.report import Entry, of_images, write
-from steindiff.solvers import SOLVERS
 
 FLAGS = [
     "--headless",
@@ -44,10 +41,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory) -> str:
+def report(tmp_path_factory, compare_digits) -> str:
     folder = tmp_path_factory.mktemp("report")
     settings = {"model": "digits", "command": "steindiff compare --nfe 4,5,6"}
-    comparison = compare(toys.subject(), SOLVERS["dpmpp-2m"], [4, 5, 6], range(8), settings=settings)
+    comparison = compare_digits([4, 5, 6], range(8), settings)
     return f"file://{write(comparison, folder)[0]}"
 
 
@@ -282,9 +279,9 @@ def test_charts(page):
     assert page.locator("#chart-spectrum tbody tr").count() == 5 * 8
 
 
-def test_flat_charts_have_room(browser, tmp_path):
+def test_flat_charts_have_room(browser, tmp_path, compare_digits):
     """γ = 1 at every step, one number of evaluations, no calibration: nothing may come out as NaN."""
-    bare = compare(toys.subject(lambda solver, nfe: None), SOLVERS["ddim"], [2], range(2), lipschitz_seeds=0)
+    bare = compare_digits([2], range(2), calibrations=lambda *_: None, solver="ddim", lipschitz_seeds=0)
     flat = dataclasses.replace(bare, rows=tuple(dataclasses.replace(row, gamma=(1.0, 1.0)) for row in bare.rows))
     opened = browser.new_page()
     troubles: list[str] = []

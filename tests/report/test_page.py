@@ -10,18 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
-import toys
-from steindiff.comparison import METHODS, compare, high_frequency_power, spectrum
-from steindiff.report import Entry, Report, contact_sheet, of_images, page, write
+from steindiff import EDM, Model, Sampler
+from steindiff.comparison import default_methods, high_frequency_power, spectrum
+from steindiff.denoisers import Gaussian
+from steindiff.report import Entry, Report, contact_sheet, of_images, of_samplers, page, write
+from steindiff.report.build import results
 from steindiff.report.document import PAPER, content
 from steindiff.report.page import headline, report_of
-from steindiff.solvers import SOLVERS
 
 
 @pytest.fixture(scope="module")
-def comparison():
-    settings = {"model": "digits", "note": "</script><b>&"}
-    return compare(toys.subject(), SOLVERS["dpmpp-2m"], [4, 5], range(12), settings=settings)
+def comparison(compare_digits):
+    return compare_digits([4, 5], range(12), {"model": "digits", "note": "</script><b>&"})
 
 
 def test_one_file_without_requests(comparison):
@@ -45,7 +45,7 @@ def test_content(comparison):
     found = content(report_of(comparison))
     assert found["nfes"] == [4, 5]
     assert found["seeds"] == [str(seed) for seed in range(12)]
-    assert [m["key"] for m in found["methods"]] == [*METHODS, "reference"]
+    assert [m["key"] for m in found["methods"]] == [*default_methods(), "reference"]
     assert len(found["pictures"]) == len(found["rows"]) == 9
     assert all(len(strip) == 12 for strip in found["pictures"])
     charts = {chart["id"]: chart for chart in found["charts"]}
@@ -56,13 +56,13 @@ def test_content(comparison):
         assert any(line["points"] for line in lines), chart["id"]
     assert "blur" in found["notes"][-1]
     assert all("drag the divider" in text for text in found["headlines"].values())
-    assert "random features (not FID)" in next(c["title"] for c in found["columns"] if c["key"] == "frechet")
+    assert "random features, not FID" in next(c["title"] for c in found["columns"] if c["key"] == "honest")
     assert set(found["tiles"]) == {"4", "5"}
 
 
-def test_without_calibration():
-    bare = compare(toys.subject(lambda solver, nfe: None), SOLVERS["ddim"], [3], range(2), lipschitz_seeds=0)
-    assert content(report_of(bare))["tiles"]["3"][0]["label"].endswith("→ relaxation")
+def test_without_calibration(compare_digits):
+    bare = compare_digits([3], range(2), calibrations=lambda *_: None, solver="ddim", lipschitz_seeds=0)
+    assert content(report_of(bare))["tiles"]["3"][0]["label"].count("→ relaxation") == 1
     grids = dataclasses.replace(bare, rows=bare.rows[:2] + bare.rows[-1:], images=bare.images[:2] + bare.images[-1:])
     assert content(report_of(grids))["tiles"] == {"3": []}
     assert "SteinDiff" in page(bare)
@@ -75,13 +75,13 @@ def test_contact_sheet(comparison):
 
 
 def test_headline_says_what_the_numbers_say(comparison):
-    def judged(**frechet):
-        rows = [dataclasses.replace(row, frechet=frechet[row.method]) for row in comparison.rows]
-        return headline(dataclasses.replace(comparison, rows=tuple(rows)), 5)
+    def judged(**honest):
+        rows = [dataclasses.replace(row, honest=honest[row.method]) for row in comparison.rows]
+        return headline(dataclasses.replace(comparison, rows=tuple(rows), floor=10.0), 5)
 
     plain = {"edm": 50.0, "logsnr": 40.0, "relaxation": 50.0, "reference": 10.0}
     assert judged(**plain, calibrated=11.0) == "5 evaluations look like 24: drag the divider"
-    assert judged(**plain, calibrated=20.0) == "5 evaluations, 50% less Fréchet distance: drag the divider"
+    assert judged(**plain, calibrated=20.0) == "5 evaluations, 50% closer to 24: drag the divider"
     assert judged(**plain, calibrated=41.0) == "At 5 evaluations the plain solver does as well: drag the divider"
 
 
@@ -94,11 +94,10 @@ def test_command_is_shown_and_not_repeated(comparison):
 
 def test_new_fields_of_a_row_need_no_edit(comparison):
     """Fields that only some comparisons have become columns, intervals stay with their number."""
-    fields = [("frechet_interval", tuple), ("sharpness", float), ("psnr", float)]
-    wider = dataclasses.make_dataclass("Row", fields, bases=(type(comparison.rows[0]),), frozen=True)
+    fields = [("honest_interval", tuple), ("sharpness", float)]
+    wider = dataclasses.make_dataclass("Row", fields, bases=(type(comparison.rows[0]),), frozen=True, kw_only=True)
     rows = [
-        wider(**vars(row), frechet_interval=(row.frechet - 1, row.frechet + 1), sharpness=0.5, psnr=20.0)
-        for row in comparison.rows
+        wider(**vars(row), honest_interval=(row.honest - 1, row.honest + 1), sharpness=0.5) for row in comparison.rows
     ]
     found = content(report_of(dataclasses.replace(comparison, rows=tuple(rows))))
     titles = [column["title"] for column in found["columns"]]
@@ -106,7 +105,7 @@ def test_new_fields_of_a_row_need_no_edit(comparison):
     assert "PSNR to many-step image, dB" in titles
     assert not any("interval" in title for title in titles)
     first = found["rows"][0]
-    assert first["frechet_interval"] == (first["frechet"] - 1, first["frechet"] + 1)
+    assert first["honest_interval"] == (first["honest"] - 1, first["honest"] + 1)
     line = next(chart for chart in found["charts"] if chart["id"] == "frechet-nfe")["frames"]["*"][0]
     assert all(len(point) == 4 for point in line["points"])
 
@@ -136,6 +135,23 @@ def test_ones_own_pictures(shape, tmp_path):
         assert sheet.height == 3 * (round(64 / shape[1]) * shape[1] + 2)
 
 
+def test_report_of_ones_own_model(tmp_path):
+    """`report_of_samplers`: any model with images, samplers by title, one of them the reference."""
+    mine = Model(Gaussian(torch.zeros(3, 6, 8), torch.ones(3, 6, 8)), EDM(), (3, 6, 8), name="mine")
+    samplers = {"DDIM": Sampler("ddim", nfe=4), "2M": Sampler("dpmpp-2m", nfe=4), "many": Sampler("heun", nfe=20)}
+    report = of_samplers(mine, samplers, range(3), captions="abc", reference="many")
+    found = content(report)
+    assert [row["title"] for row in found["rows"]] == ["DDIM", "2M", "many"]
+    assert [row["reference"] for row in found["rows"]] == [False, False, True]
+    assert found["rows"][1]["psnr"] > found["rows"][0]["psnr"]
+    assert found["rows"][2]["network_calls"] == 20
+    assert ["model", "mine"] in found["settings"]
+    assert found["captions"] == ["a", "b", "c"]
+    write(report, tmp_path)
+    with pytest.raises(ValueError, match="reference must be one of the samplers"):
+        of_samplers(mine, samplers, range(3), reference="most")
+
+
 def test_large_pictures_stay_bearable():
     image = Image.effect_noise((1024, 512), 60)
     found = content(of_images([Entry("one", 4, [image] * 60)], range(60)))
@@ -161,7 +177,7 @@ def test_write_replaces_whole_files(comparison, tmp_path):
     write(comparison, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["grid.png", "report.html", "results.json"]
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert rows == json.loads(json.dumps([dataclasses.asdict(row) for row in comparison.rows]))
+    assert rows == json.loads(json.dumps(results(comparison)["rows"]))
 
 
 def test_spectrum_keeps_the_energy():
@@ -172,11 +188,8 @@ def test_spectrum_keeps_the_energy():
     assert high_frequency_power(spectrum(smooth)) < 0.2 * high_frequency_power(power)
 
 
-def test_same_seed_same_image_whatever_the_batch():
-    runs = [
-        compare(toys.subject(), SOLVERS["dpmpp-2m"], [4], range(6), batch=batch, lipschitz_seeds=0, methods=plain)
-        for batch in (6, 2)
-        for plain in [{name: METHODS[name] for name in ("edm", "calibrated")}]
-    ]
+def test_same_seed_same_image_whatever_the_batch(compare_digits):
+    methods = {name: default_methods()[name] for name in ("edm", "logsnr")}
+    runs = [compare_digits([4], range(6), methods=methods, batch=batch, lipschitz_seeds=0) for batch in (6, 2)]
     for one, two in zip(runs[0].images, runs[1].images, strict=True):
         torch.testing.assert_close(one, two, atol=1e-4, rtol=0)

@@ -25,6 +25,11 @@ def note(text: str) -> None:
     errors.print(f"[yellow]{speaker()}:[/] {escape(text)}", soft_wrap=True)
 
 
+def escaped(text: object) -> str:
+    """Text of the user's, such as a path, so that rich prints it and does not read markup in it."""
+    return escape(str(text))
+
+
 def print_json(value: Any) -> None:
     """The result for machines: one JSON document on stdout."""
     results.file.write(json.dumps(value, indent=1) + "\n")

@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from steindiff import _weights as weights
 from steindiff.denoisers import EDMDenoiser
 from steindiff.schedules import EDM
-from steindiff.zoo import weights
 
 MODULES = {"Precond": "training.networks_edm2"}
 """Where a class is defined in a clone, if not in `training.networks`; pickles bring their own copy and do not say."""

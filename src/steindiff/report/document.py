@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import steindiff
+from steindiff._version import __version__
 from steindiff.report.picture import Pictures, data_uri, to_image
 
 SHOWN = 48
@@ -148,8 +148,9 @@ def of_images(
             for e in entries
         ]
         columns.append(Column("psnr", f"PSNR to the {many.nfe}-evaluation image, dB", 2, lambda value: -value))
-    given = dict.fromkeys(key for entry in entries for key in entry.numbers if not key.endswith("_interval"))
-    columns += [Column(key, key.replace("_", " "), 3) for key in given if key != "psnr"]
+    numbers = {key: value for entry in entries for key, value in entry.numbers.items()}
+    given = {key: value for key, value in numbers.items() if key != "psnr" and not key.endswith("_interval")}
+    columns += [Column(key, key.replace("_", " "), 3 if isinstance(given[key], float) else None) for key in given]
     pick = few[-1] if few else entries[-1]
     return Report(
         title=title,
@@ -211,7 +212,7 @@ def content(report: Report) -> dict[str, Any]:
     left, right = report.sides or (report.entries[0].key, report.entries[-1].key)
     cells = [{"title": e.title, "nfe": e.nfe, **e.numbers} for e in report.entries]
     return {
-        "version": steindiff.__version__,
+        "version": __version__,
         "links": links(),
         "headlines": {str(nfe): text for nfe, text in report.headlines.items()},
         "lead": report.lead,

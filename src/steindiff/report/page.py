@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ CLOSED = 0.9
 
 Series = dict[str, Any]
 
-DRAWN = {"levels", "rho", "tau", "gamma", "spectrum", "lipschitz"}
+DRAWN = {"levels", "told", "rho", "tau", "gamma", "spectrum", "lipschitz"}
 """Fields of a row that charts show."""
 
 
@@ -28,19 +29,22 @@ def plain(row: Row) -> bool:
     return not (row.rho or row.gamma)
 
 
+def kind(comparison: Comparison) -> str:
+    """The features by name, so that nobody takes a distance on others for FID."""
+    return comparison.features if "FID" in comparison.features else f"{comparison.features}, not FID"
+
+
 def columns(comparison: Comparison) -> list[Column]:
     """The columns of the table; fields of a row that this list does not know are appended by name."""
-    features = comparison.features if "FID" in comparison.features else f"{comparison.features} (not FID)"
     known = [
         Column("title", "method"),
         Column("nfe", "evaluations"),
-        Column("frechet", f"Fréchet distance on {features} to {comparison.against}", 1, float),
-        Column("honest", "Fréchet distance to the model's own many-step samples", 1, float),
-        Column("floor", "the same for another draw of many-step samples", 1),
+        Column("honest", f"Fréchet distance to the model's own many-step samples ({kind(comparison)})", 1, float),
+        Column("frechet", f"Fréchet distance to real images ({kind(comparison)})", 1, float),
         Column("energy_ratio", "high-frequency energy ratio", 2, lambda value: abs(value - 1)),
-        Column("distance", "distance to many-step image", 3, float),
+        Column("spread", "spread within a condition", 2, lambda value: abs(value - 1)),
         Column("psnr", "PSNR to many-step image, dB", 1, lambda value: -value),
-        Column("spread", "spread over seeds", 2),
+        Column("distance", "distance to many-step image", 3, float),
         Column("network_calls", "network calls"),
         Column("backward_passes", "backward passes"),
         Column("seconds", "seconds", 1),
@@ -48,13 +52,14 @@ def columns(comparison: Comparison) -> list[Column]:
     fields = [field.name for field in dataclasses.fields(comparison.rows[0]) if field.name not in DRAWN | {"method"}]
     fields = [name for name in fields if not name.endswith("_interval")]
     known += [Column(name, name.replace("_", " "), 3) for name in fields if name not in {c.key for c in known}]
-    return [c for c in known if any(getattr(row, c.key, None) is not None for row in comparison.rows)]
+    return [c for c in known if any(getattr(row, c.key) is not None for row in comparison.rows)]
 
 
 def numbers(row: Row, shown: Iterable[Column]) -> dict[str, Any]:
     """What the table shows of a row: the columns' values and their intervals."""
     keys = [name for column in shown for name in (column.key, f"{column.key}_interval")]
-    return {key: value for key in keys if (value := getattr(row, key, None)) is not None}
+    found = {key: getattr(row, key, None) for key in keys}
+    return {key: value for key, value in found.items() if value is not None and value != math.inf}
 
 
 def few_step(comparison: Comparison, nfe: int | None = None) -> list[Row]:
@@ -63,8 +68,8 @@ def few_step(comparison: Comparison, nfe: int | None = None) -> list[Row]:
 
 
 def contenders(comparison: Comparison, nfe: int) -> tuple[Row | None, Row | None]:
-    """The plain and the corrected row with the smallest Fréchet distance."""
-    rows = sorted(few_step(comparison, nfe), key=lambda row: row.frechet)
+    """The plain and the corrected row with the smallest distance to the model's own samples."""
+    rows = sorted(few_step(comparison, nfe), key=lambda row: row.honest)
     return next((row for row in rows if plain(row)), None), next((row for row in rows if not plain(row)), None)
 
 
@@ -89,7 +94,7 @@ def by_method(comparison: Comparison, x: Callable[[Row], float]) -> list[Series]
     for row in comparison.rows:
         lines.setdefault(row.method, []).append(row)
     return [
-        series(rows[0], sorted((x(row), row.frechet, *(getattr(row, "frechet_interval", None) or ())) for row in rows))
+        series(rows[0], sorted((x(row), row.honest, *(getattr(row, "honest_interval", None) or ())) for row in rows))
         for rows in lines.values()
     ]
 
@@ -134,13 +139,15 @@ def charts(comparison: Comparison) -> list[Chart]:
     """Everything that is drawn."""
     images = len(comparison.images[0])
     several = nfes(comparison)
-    kind = comparison.features if "FID" in comparison.features else f"{comparison.features}, which are not FID"
     ticks = sorted({row.nfe for row in comparison.rows})
     return [
         {
             "id": "frechet-nfe",
             "title": "Fréchet distance against evaluations",
-            "caption": f"Lower is better. Measured on {kind}, against {comparison.against}.",
+            "caption": (
+                f"Lower is better: {kind(comparison)}, to the model's own many-step samples of other seeds. "
+                f"Two sets of those are {comparison.floor:.1f} apart."
+            ),
             "x": {"label": "network evaluations", "log": True, "ticks": ticks},
             "y": {"label": "Fréchet distance", "log": True},
             "frames": {"*": by_method(comparison, lambda r: r.nfe)},
@@ -209,12 +216,13 @@ def tiles(comparison: Comparison, nfe: int) -> list[dict[str, str]]:
     base, ours = contenders(comparison, nfe)
     if base is None or ours is None:
         return []
-    kind = "" if "FID" in comparison.features else f", {comparison.features}"
     return [
         {
-            "before": f"{base.frechet:.1f}",
-            "after": f"{ours.frechet:.1f}",
-            "label": f"Fréchet distance{kind}: {base.title} → {ours.title}",
+            "before": f"{base.honest:.1f}",
+            "after": f"{ours.honest:.1f}",
+            "label": (
+                f"Fréchet distance ({kind(comparison)}), {base.title} → {ours.title}; floor {comparison.floor:.1f}"
+            ),
         },
         {
             "before": f"{base.energy_ratio:.0%}",
@@ -235,11 +243,11 @@ def headline(comparison: Comparison, nfe: int) -> str:
     base, ours = contenders(comparison, nfe)
     if base is None or ours is None:
         return f"{nfe} evaluations beside {many.nfe}: drag the divider"
-    if ours.frechet >= base.frechet:
+    if ours.honest >= base.honest:
         return f"At {nfe} evaluations the plain solver does as well: drag the divider"
-    if base.frechet - ours.frechet >= CLOSED * (base.frechet - many.frechet):
+    if base.honest - ours.honest >= CLOSED * (base.honest - comparison.floor):
         return f"{nfe} evaluations look like {many.nfe}: drag the divider"
-    return f"{nfe} evaluations, {1 - ours.frechet / base.frechet:.0%} less Fréchet distance: drag the divider"
+    return f"{nfe} evaluations, {1 - ours.honest / base.honest:.0%} closer to {many.nfe}: drag the divider"
 
 
 def report_of(comparison: Comparison, title: str | None = None) -> Report:
@@ -251,7 +259,7 @@ def report_of(comparison: Comparison, title: str | None = None) -> Report:
     intervals = any(field.name.endswith("_interval") for field in dataclasses.fields(comparison.rows[0]))
     settings = dict(comparison.settings)
     return Report(
-        title=title or f"{comparison.subject}, {comparison.solver}, {', '.join(map(str, several))} evaluations",
+        title=title or f"{comparison.model}, {comparison.solver}, {', '.join(map(str, several))} evaluations",
         entries=[
             Entry(row.title, row.nfe, images, numbers(row, shown), row.method, row.method == REFERENCE)
             for row, images in zip(comparison.rows, comparison.images, strict=True)
@@ -259,7 +267,7 @@ def report_of(comparison: Comparison, title: str | None = None) -> Report:
         labels=comparison.seeds,
         headlines={nfe: headline(comparison, nfe) for nfe in several},
         lead=(
-            f"{comparison.subject}, {comparison.solver}: {len(comparison.seeds)} seeds, each sampled by every method "
+            f"{comparison.model}, {comparison.solver}: {len(comparison.seeds)} seeds, each sampled by every method "
             "from the same noise. Pictures are compared seed by seed, numbers over all of them."
         ),
         tiles={nfe: tiles(comparison, nfe) for nfe in several},
