@@ -91,9 +91,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     )
     out = Path("own_network")
     out.mkdir(exist_ok=True)
-    print(f"{'':20} evaluations  Fréchet  PSNR   (Fréchet distance of two sets of many-step samples: {result.floor:.1f})")
+    print(
+        f"{'':20} evaluations  Fréchet  PSNR   (Fréchet distance of two sets of many-step samples: {result.floor:.1f})"
+    )
     for row in result.rows:
-        print(f"{row.title:20} {row.nfe:11}  {row.honest:7.1f}  {row.psnr:5.1f}")
+        print(f"{row.title:20} {row.nfe:3} evaluations  Fréchet {row.honest:6.1f}  PSNR {row.psnr:5.1f} dB")
     print(write(result, out)[0])
     return {row.method: row.distance for row in result.rows}
 

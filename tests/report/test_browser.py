@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from browsers import FLAGS, chromium
 from steindiff.report import Entry, of_images, write
-
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        message = "no Chromium found: on Debian, apt-get install chromium"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return found
 
 
 @pytest.fixture(scope="module")
