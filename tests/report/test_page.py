@@ -82,6 +82,8 @@ def test_headline_says_what_the_numbers_say(comparison):
     plain = {"edm": 50.0, "logsnr": 40.0, "relaxation": 50.0, "reference": 10.0}
     assert judged(**plain, calibrated=11.0) == "5 evaluations look like 24: drag the divider"
     assert judged(**plain, calibrated=20.0) == "5 evaluations, 50% closer to 24: drag the divider"
+    assert judged(**plain | {"relaxation": 10.0}, calibrated=20.0).startswith("5 evaluations, 50% closer")
+    assert judged(**plain | {"logsnr": 10.5}, calibrated=10.0).startswith("12 images cannot tell 5 evaluations from 24")
     assert judged(**plain, calibrated=41.0) == "At 5 evaluations the plain solver does as well: drag the divider"
 
 

@@ -18,6 +18,9 @@ BLUR = (
 CLOSED = 0.9
 """A few-step run "looks like" the many-step one if it closes this share of the plain run's gap to it."""
 
+NOISE = 0.1
+"""A plain run whose distance exceeds the floor by less than this share cannot be told from the many-step one."""
+
 Series = dict[str, Any]
 
 DRAWN = {"levels", "told", "rho", "tau", "gamma", "spectrum", "lipschitz"}
@@ -39,7 +42,7 @@ def columns(comparison: Comparison) -> list[Column]:
     known = [
         Column("title", "method"),
         Column("nfe", "evaluations"),
-        Column("honest", f"Fréchet distance to the model's own many-step samples ({kind(comparison)})", 1, float),
+        Column("honest", f"Fréchet distance to own many-step samples ({kind(comparison)})", 1, float),
         Column("frechet", f"Fréchet distance to real images ({kind(comparison)})", 1, float),
         Column("energy_ratio", "high-frequency energy ratio", 2, lambda value: abs(value - 1)),
         Column("spread", "spread within a condition", 2, lambda value: abs(value - 1)),
@@ -68,8 +71,8 @@ def few_step(comparison: Comparison, nfe: int | None = None) -> list[Row]:
 
 
 def contenders(comparison: Comparison, nfe: int) -> tuple[Row | None, Row | None]:
-    """The plain and the corrected row with the smallest distance to the model's own samples."""
-    rows = sorted(few_step(comparison, nfe), key=lambda row: row.honest)
+    """The plain row nearest to the model's own samples, and the calibrated row, or else another corrected one."""
+    rows = sorted(few_step(comparison, nfe), key=lambda row: (not row.rho, row.honest))
     return next((row for row in rows if plain(row)), None), next((row for row in rows if not plain(row)), None)
 
 
@@ -243,6 +246,8 @@ def headline(comparison: Comparison, nfe: int) -> str:
     base, ours = contenders(comparison, nfe)
     if base is None or ours is None:
         return f"{nfe} evaluations beside {many.nfe}: drag the divider"
+    if base.honest < (1 + NOISE) * comparison.floor:
+        return f"{len(comparison.seeds)} images cannot tell {nfe} evaluations from {many.nfe}: drag the divider"
     if ours.honest >= base.honest:
         return f"At {nfe} evaluations the plain solver does as well: drag the divider"
     if base.honest - ours.honest >= CLOSED * (base.honest - comparison.floor):

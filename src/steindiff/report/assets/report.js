@@ -185,7 +185,11 @@
 
   // ---- table ---------------------------------------------------------------------------------------------------
   const drawTable = () => {
-    const head = element("tr", {}, ...data.columns.map((c) => element("th", { scope: "col" }, c.title)));
+    const head = element("tr", {}, ...data.columns.map((c) => {
+      const cell = element("th", { scope: "col" }, c.title);
+      cell.style.minWidth = `${Math.min(12, c.title.length / 4)}rem`;
+      return cell;
+    }));
     const rows = data.rows.map((r) => {
       const current = r.reference || r.nfe === nfe();
       const line = element("tr", current ? { class: "current" } : {});
