@@ -187,7 +187,7 @@
   const drawTable = () => {
     const head = element("tr", {}, ...data.columns.map((c) => {
       const cell = element("th", { scope: "col" }, c.title);
-      cell.style.minWidth = `${Math.min(12, c.title.length / 4)}rem`;
+      cell.style.minWidth = `${Math.min(10, c.title.length / 5)}rem`;
       return cell;
     }));
     const rows = data.rows.map((r) => {
