@@ -3,8 +3,8 @@
     python examples/signals_1d.py            # a minute on two CPU cores
     python examples/signals_1d.py --tiny     # seconds
 
-The data are bursts: a tone of random pitch under a bump at a random place. The denoiser is exact (a mixture of 400 of
-them), so nothing is trained; a network of yours goes in its place, wrapped in what it predicts.
+The data are bursts: a tone of random pitch under a bump at a random place, on a faint hiss. The denoiser is exact (a
+mixture of 400 of them), so nothing is trained; a network of yours goes in its place, wrapped in what it predicts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     tiny = parser.parse_args(argv).tiny
 
     data = bursts(400)
-    denoiser = Mixture(data, torch.full((len(data),), 0.01), torch.ones(len(data)))
+    denoiser = Mixture(data, torch.full((len(data),), 0.05), torch.ones(len(data)))
     model = sd.Model(denoiser, sd.EDM(t_max=20.0), shape=(1, 64), name="bursts")
 
     recipe = sd.Recipe(seeds=range(1000, 1064), search=None) if tiny else sd.Recipe(seeds=range(1000, 1128))

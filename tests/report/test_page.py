@@ -56,7 +56,8 @@ def test_content(comparison):
         assert any(line["points"] for line in lines), chart["id"]
     assert "blur" in found["notes"][-1]
     assert all("drag the divider" in text for text in found["headlines"].values())
-    assert "random features, not FID" in next(c["title"] for c in found["columns"] if c["key"] == "honest")
+    assert "(not FID)" in next(c["title"] for c in found["columns"] if c["key"] == "honest")
+    assert "random features, not FID" in found["notes"][0]
     assert set(found["tiles"]) == {"4", "5"}
 
 
@@ -104,7 +105,7 @@ def test_new_fields_of_a_row_need_no_edit(comparison):
     found = content(report_of(dataclasses.replace(comparison, rows=tuple(rows))))
     titles = [column["title"] for column in found["columns"]]
     assert "sharpness" in titles
-    assert "PSNR to many-step image, dB" in titles
+    assert "PSNR, dB" in titles
     assert not any("interval" in title for title in titles)
     first = found["rows"][0]
     assert first["honest_interval"] == (first["honest"] - 1, first["honest"] + 1)

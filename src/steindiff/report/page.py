@@ -15,6 +15,10 @@ BLUR = (
     "PSNR to the many-step image rewards blur. The average of all plausible images has the smallest "
     "mean-square error, and an average is blurred: a smooth picture can score better than a sharp one."
 )
+COLUMNS = (
+    "Own samples are the model's many-step samples of other seeds. High-frequency energy, and spread within a condition, "
+    "are over those of the many-step images: 1 is right. PSNR is to the same seed's many-step image."
+)
 CLOSED = 0.9
 """A few-step run "looks like" the many-step one if it closes this share of the plain run's gap to it."""
 
@@ -39,14 +43,15 @@ def kind(comparison: Comparison) -> str:
 
 def columns(comparison: Comparison) -> list[Column]:
     """The columns of the table; fields of a row that this list does not know are appended by name."""
+    label = "" if "FID" in comparison.features else " (not FID)"
     known = [
         Column("title", "method"),
         Column("nfe", "evaluations"),
-        Column("honest", f"Fréchet distance to own many-step samples ({kind(comparison)})", 1, float),
-        Column("frechet", f"Fréchet distance to real images ({kind(comparison)})", 1, float),
-        Column("energy_ratio", "high-frequency energy ratio", 2, lambda value: abs(value - 1)),
-        Column("spread", "spread within a condition", 2, lambda value: abs(value - 1)),
-        Column("psnr", "PSNR to many-step image, dB", 1, lambda value: -value),
+        Column("honest", f"Fréchet distance, own samples{label}", 1, float),
+        Column("frechet", f"Fréchet distance, real images{label}", 1, float),
+        Column("energy_ratio", "high-frequency energy", 2, lambda value: abs(value - 1)),
+        Column("spread", "spread", 2, lambda value: abs(value - 1)),
+        Column("psnr", "PSNR, dB", 1, lambda value: -value),
         Column("network_calls", "network calls"),
         Column("backward_passes", "backward passes"),
         Column("seconds", "seconds", 1),
@@ -276,7 +281,11 @@ def report_of(comparison: Comparison, title: str | None = None) -> Report:
         ),
         tiles={nfe: tiles(comparison, nfe) for nfe in several},
         columns=shown,
-        notes=[*(["The range under a number is its interval."] if intervals else []), BLUR],
+        notes=[
+            f"Fréchet distances: {kind(comparison)}. Two sets of own many-step samples are {comparison.floor:.1f} apart.",
+            COLUMNS + " The range under a number is its interval." * intervals,
+            BLUR,
+        ],
         charts=charts(comparison),
         sides=(left.method, right.method),
         command=str(settings.pop("command", "")),
