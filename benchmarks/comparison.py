@@ -38,7 +38,8 @@ from rivals.learned import LearnedSolver, Training
 from rivals.restart import Restart
 from steindiff import GRIDS, SOLVERS, datasets, zoo
 from steindiff.bases import Identity
-from steindiff.calibrating import Recipe, calibrate, step_weights
+from steindiff.calibrating import ByAlignment, ByEnergy, Recipe, calibrate, step_weights
+from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import AnalyticalFirstStep, Denoiser, EpsilonScaling
 from steindiff.grids import GITS, Grid
@@ -53,8 +54,10 @@ from steindiff.models import PARAMETERISATIONS, ByLabel
 from steindiff.pixels import to_uint8
 from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import Sampler, levels_for
+from steindiff.search import Search
 from steindiff.seeding import in_batches
 from steindiff.solvers import Solver
+from steindiff.stein_probes import SteinDensity
 
 T = TypeVar("T")
 
@@ -162,6 +165,7 @@ class Bench:
     Args:
         model: that samples; may be compiled for batches of `batch`.
         plain: the same in float32 and not compiled, for preparation.
+        forward: the same, perhaps in half precision, for preparation by forward passes alone.
         samples: how many to judge by.
         batch: samples in a call.
         seeds: how many a method may prepare with.
@@ -171,10 +175,12 @@ class Bench:
         reference: statistics of real images under Inception's features.
         real: real images as bytes; precision and recall are to them, where given.
         tf32: let Inception multiply in TF32.
+        calibrations: folder to keep calibrations of the default recipe in, and to read them from.
     """
 
     model: Model
     plain: Model
+    forward: Model
     samples: int
     batch: int
     seeds: int
@@ -184,6 +190,7 @@ class Bench:
     reference: Moments | None = None
     real: Tensor | None = None
     tf32: bool = False
+    calibrations: Path | None = None
     kept: dict[Any, tuple[Any, Cost]] = field(default_factory=dict)
 
     # What is judged by
@@ -270,10 +277,12 @@ class Bench:
 
     # What methods prepare with
 
-    def prepare(self, work: Callable[[Model], T], backward_passes: int = 0) -> tuple[T, Cost]:
-        """Do some preparation with a model that counts, and say what it took."""
-        count = [0]
-        counting = replace(self.plain, denoiser=lambda seeds: Tally(self.plain.denoiser_for(seeds), count))
+    def prepare(
+        self, work: Callable[[Model], T], backward_passes: int = 0, model: Model | None = None
+    ) -> tuple[T, Cost]:
+        """Do some preparation with a model that counts, by default the float32 one, and say what it took."""
+        count, used = [0], model or self.plain
+        counting = replace(used, denoiser=lambda seeds: Tally(used.denoiser_for(seeds), count))
         cuda = torch.device(self.plain.device).type == "cuda"
         if cuda:
             torch.cuda.synchronize()
@@ -424,18 +433,37 @@ class Bench:
         chosen = {"begun": grid, "sigmas": sigmas(solved.levels()), "told": told, "iterations": self.iterations}
         return Prepared(by_function(run), cost + more + most, chosen)
 
-    def calibrated(self, solver: Solver, nfe: int, seeds: int, search: bool) -> Prepared:
+    def calibrated(
+        self, solver: Solver, nfe: int, seeds: int = 256, nth: int = 0, one_band: bool = False, **changes: Any
+    ) -> Prepared:
+        """Ours: forward passes only, so the network of half precision serves; `nth` takes other seeds."""
         count = min(seeds, self.seeds)
-        recipe = Recipe(seeds=self.preparation_seeds(count))
-        recipe = recipe if search else replace(recipe, search=None)
+        first = PREPARATION_SEED + 10_000 * nth
+        recipe = Recipe(seeds=range(first, first + count), **changes)
         batch = min(self.batch, 256)
-        made, cost = self.prepare(lambda model: calibrate(model, nfe, solver, recipe=recipe, batch=batch))
+
+        def work(model: Model) -> Calibration:
+            basis = Identity(model.shape) if one_band else None
+            reference = reference_run(model, recipe.seeds, steps=recipe.steps, batch=batch, basis=basis)
+            return calibrate(model, nfe, solver, recipe=recipe, reference=reference, batch=batch)
+
+        made, cost = self.prepare(work, model=self.forward)
+        if self.calibrations is not None and not (nth or one_band or changes):
+            name = f"{self.model.name}-{SOLVERS.name_of(solver)}-{nfe}.json"
+            replace(made, fingerprint=self.plain.fingerprint).save(self.calibrations / name)
         chosen = {
             "sigmas": sigmas(made.levels),
             "told": [round(level.told, 4) for level in made.levels[:-1]],
             "kept": made.provenance.get("kept"),
+            "mismatch": made.provenance.get("mismatch"),
         }
         return Prepared(by_sampler(made.sampler(check=False)), cost, chosen)
+
+    def from_file(self, solver: Solver, nfe: int) -> Prepared:
+        """A calibration made before, in `calibrations`."""
+        assert self.calibrations is not None, "--calibrations names the folder"
+        made = Calibration.load(self.calibrations / f"{self.model.name}-{SOLVERS.name_of(solver)}-{nfe}.json")
+        return Prepared(by_sampler(made.sampler(check=False)), chosen={"sigmas": sigmas(made.levels)})
 
     def restart(self, solver: Solver, nfe: int) -> Prepared:
         levels = self.levels(solver, "edm-to-zero", nfe)
@@ -534,18 +562,40 @@ METHODS: dict[str, Method] = {
         "learned weights and steps", partial(Bench.learned, grid="gits"), training=True, seeds=256, teacher_nfe=60
     ),
     "restart": Method("Restart", Bench.restart),
-    "unsearched": Method(
-        "calibrated, no search", partial(Bench.calibrated, seeds=256, search=False), seeds=256, teacher_nfe=24
-    ),
-    "calibrated-64": Method(
-        "calibrated, 64 seeds", partial(Bench.calibrated, seeds=64, search=True), seeds=64, teacher_nfe=24
-    ),
-    "calibrated": Method("calibrated", partial(Bench.calibrated, seeds=256, search=True), seeds=256, teacher_nfe=24),
+    "calibrated": Method("calibrated", Bench.calibrated, seeds=256, teacher_nfe=24),
+    "from-file": Method("calibrated, from its file", Bench.from_file),
+    "calibrated-64": Method("calibrated, 64 seeds", partial(Bench.calibrated, seeds=64), seeds=64, teacher_nfe=24),
 }
 """IIA's teacher makes that many steps in each coarse one."""
 
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "no search": {"search": None},
+    "no search, no telling, Stein grid": {"search": None, "grid": SteinDensity()},
+    "no telling": {"search": Search(telling=False)},
+    "telling alone": {"search": Search(levels=False)},
+    **{f"p = {power:g}": {"search": Search(power=power)} for power in (0.0, 0.25, 0.75, 1.0)},
+    "one band": {"one_band": True},
+    "two differences": {"fit": ByAlignment(terms=2)},
+    "no difference": {"fit": ByAlignment(terms=0)},
+    "energy of low noise only": {"fit": ByAlignment(below=2.0)},
+    "energy alone": {"fit": ByEnergy()},
+}
+"""One change at a time from the default."""
+METHODS |= {
+    name: Method(name, partial(Bench.calibrated, **changes), seeds=256, teacher_nfe=24)
+    for name, changes in ABLATIONS.items()
+}
+REPEATED = {f"{count} seeds, nth {nth}": (count, nth) for count in (64, 256) for nth in range(1, 6)}
+"""Calibrations from other seeds, to say how sure a figure is."""
+METHODS |= {
+    name: Method(name, partial(Bench.calibrated, seeds=count, nth=nth), seeds=count, teacher_nfe=24)
+    for name, (count, nth) in REPEATED.items()
+}
+
 PLAN: dict[str, tuple[str, ...]] = {
-    "calibrated": ("dpmpp-2m", "ipndm-4", "unipc-bh1-3"),
+    "calibrated": ("dpmpp-2m",),
+    "from-file": ("dpmpp-2m",),
+    "calibrated-64": ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun"),
     "edm": ("ipndm-4", "ipndm-3", "dpmpp-2m", "unipc-bh1-3", "ddim"),
     "logsnr": ("dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm-4"),
     "gits": ("ipndm-4", "ipndm-3", "dpmpp-2m"),
@@ -556,10 +606,9 @@ PLAN: dict[str, tuple[str, ...]] = {
     "epsilon-scaling": ("ipndm-4",),
     "dpm-v3": ("unipc-bh1-3",),
     "dpm-v3-pseudo": ("unipc-bh1-3",),
-    "unsearched": ("dpmpp-2m",),
-    "calibrated-64": ("dpmpp-2m",),
     "learned": ("ipndm-4",),
 }
+PLAN |= dict.fromkeys([*ABLATIONS, *REPEATED], ("dpmpp-2m",))
 """Solvers of each method. DPM-Solver-v3 is a solver of its own, filed under its nearest relative."""
 
 
@@ -570,7 +619,7 @@ def cells(methods: Sequence[str], solvers: Sequence[str], budgets: Sequence[int]
     for nfe in budgets:
         for method in methods:
             for solver in PLAN.get(method, ()):
-                if not solvers or solver in solvers:
+                if (not solvers or solver in solvers) and (solver != "heun" or nfe % 2 == 0):
                     yield Cell(solver, method, nfe)
     if "restart" in methods:  # for the table of costs: its budgets are larger
         yield from (Cell("heun", "edm", nfe) for nfe in (17, 35))
@@ -595,7 +644,13 @@ def load_model(spec: str, device: str, *, half: bool, compiled: bool) -> Model:
 def main() -> None:
     parser = options(__doc__, "comparison")
     parser.add_argument("--model", default="cifar10", help="of the zoo, or module:function(device, half, compiled)")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=["teacher", *(name for name in PLAN if name not in (*ABLATIONS, *REPEATED, "from-file"))],
+    )
+    parser.add_argument("--calibrations", type=Path, help="folder to keep calibrations of the default recipe in")
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--seeds", type=int, default=256, help="seeds a method may prepare with")
@@ -610,12 +665,14 @@ def main() -> None:
     begun = time.monotonic()
     half = args.device == "cuda"
     model = load_model(args.model, args.device, half=half, compiled=args.compile)
+    forward = load_model(args.model, args.device, half=half, compiled=False)
     plain = load_model(args.model, args.device, half=False, compiled=False) if half or args.compile else model
     shipped = references.FOLDER / f"{model.name}-train.npz"
     path = args.reference or (shipped if shipped.exists() else None)
     bench = Bench(
         model,
         plain,
+        forward,
         args.samples,
         args.batch,
         args.seeds,
@@ -625,7 +682,10 @@ def main() -> None:
         None if args.quick or path is None else references.read(path).to(args.device),
         None if args.real is None else real_images(model.name, args.real, min(args.samples, MOST_NEAREST)),
         args.tf32,
+        args.calibrations,
     )
+    if args.calibrations is not None:
+        args.calibrations.mkdir(parents=True, exist_ok=True)
     chosen = cells(args.methods, args.solvers, args.nfe)
     Records(args.out).measure(chosen, bench.identity, bench.run, begun + args.seconds)
 

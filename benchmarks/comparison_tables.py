@@ -35,7 +35,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "GITS + AFS": ("gits-afs",),
     "better order": ("dpm-v3", "dpm-v3-pseudo"),
     "learned (training)": ("learned",),
-    "**calibrated, no search**": ("unsearched",),
+    "**calibrated, no search**": ("no search",),
     "**calibrated, 64 seeds**": ("calibrated-64",),
     "**calibrated**": ("calibrated",),
 }

@@ -10,7 +10,7 @@ import torch
 
 import comparison
 import comparison_tables
-from comparison import METHODS, PLAN, Bench, Cell, Cost, cells
+from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
 from recording import Records
 from steindiff.denoisers import Mixture
 from steindiff.model import Model
@@ -28,10 +28,12 @@ def bench() -> Bench:
     model = Model(
         lambda seeds: comparison.Tally(halves[seeds[0] % 2], [0]), EDM(), (1, 8, 8), condition=lambda seed: seed % 2
     )
-    return Bench(model, model, SAMPLES, batch=12, seeds=16, iterations=2)
+    return Bench(model, model, model, SAMPLES, batch=12, seeds=16, iterations=2)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("teacher", "restart")])
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in ("teacher", "restart", "from-file", *REPEATED)]
+)
 def test_every_method_spends_what_its_column_says(bench: Bench, method: str):
     cell = Cell(PLAN[method][0], method, 3)
     record = bench.run(cell)

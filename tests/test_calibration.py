@@ -180,7 +180,9 @@ def test_calibrated_samples_have_the_true_spectrum(name: str, solver: str):
 
 
 def test_reference_free_energy_and_the_stein_grid_serve_too():
-    recipe = Recipe(fit=ByEnergy(SteinEnergy(0.5, SteinProbes(samples=4000))), grid=SteinDensity(), search=None, rivals=())
+    recipe = Recipe(
+        fit=ByEnergy(SteinEnergy(0.5, SteinProbes(samples=4000))), grid=SteinDensity(), search=None, rivals=()
+    )
     found = calibrate(model(EDM()), 5, DDIM(), recipe=recipe, reference=REFERENCES["edm"], batch=4000)
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
     made = energies(sample(Spectral(), x, found.levels, DDIM(), found.replay()).x)
