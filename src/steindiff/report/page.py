@@ -16,8 +16,8 @@ BLUR = (
     "mean-square error, and an average is blurred: a smooth picture can score better than a sharp one."
 )
 COLUMNS = (
-    "Own samples are the model's many-step samples of other seeds. High-frequency energy, and spread within a condition, "
-    "are over those of the many-step images: 1 is right. PSNR is to the same seed's many-step image."
+    "Own samples are the model's many-step samples of other seeds. High-frequency energy, and spread within a "
+    "condition, are over those of the many-step images: 1 is right. PSNR is to the same seed's many-step image."
 )
 CLOSED = 0.9
 """A few-step run "looks like" the many-step one if it closes this share of the plain run's gap to it."""
@@ -282,7 +282,7 @@ def report_of(comparison: Comparison, title: str | None = None) -> Report:
         tiles={nfe: tiles(comparison, nfe) for nfe in several},
         columns=shown,
         notes=[
-            f"Fréchet distances: {kind(comparison)}. Two sets of own many-step samples are {comparison.floor:.1f} apart.",
+            f"Fréchet distances: {kind(comparison)}. Two sets of own samples are {comparison.floor:.1f} apart.",
             COLUMNS + " The range under a number is its interval." * intervals,
             BLUR,
         ],
