@@ -202,7 +202,7 @@ def test_aligned_states_follow_the_fine_trajectory():
     reference = REFERENCES["edm"]
     levels = GaussianDensity()(reference)(EDM(), 5)
     x = noise(reference.seeds, (1, 8), levels[0], FLOAT)
-    out = sample(Spectral(), x, levels, DDIM(), EXACT(reference), capture=True)
+    out = sample(Spectral(), x, levels, DDIM(), EXACT(reference, 5), capture=True)
     for level, state in zip(levels, out.trajectory, strict=True):
         torch.testing.assert_close(state, reference.trajectory(level), rtol=1e-3, atol=1e-3 * float(state.std()))
 

@@ -43,6 +43,8 @@ Density = Callable[[ReferenceRun], Grid]
 
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
+FEW_STEPS = 5
+"""Below this many steps a second difference says more of the calibration's seeds than of the model."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 BETTER = 0.97
@@ -66,7 +68,7 @@ class ByAlignment:
         below: balance the energy of steps that end at σ/α <= below · σ_data; ∞ all.
         bound: keep the energy factor in [1/bound, bound].
         significance: leave a band alone unless the correction exceeds this many standard errors.
-        terms: how many differences of the latest denoised images to use.
+        terms: how many differences of the latest denoised images to use; None: one in runs below five steps, else two.
         tail: weight of busy images in the fit; a large number (1e9) counts all alike.
         ridge: pull towards the plain step.
     """
@@ -74,11 +76,12 @@ class ByAlignment:
     below: float = math.inf
     bound: float = 4.0
     significance: float = 0.0
-    terms: int = 1
+    terms: int | None = None
     tail: float = 0.1
     ridge: float = 1e-3
 
-    def __call__(self, reference: ReferenceRun, fitted: Tensor | None = None) -> Correction:
+    def __call__(self, reference: ReferenceRun, steps: int, fitted: Tensor | None = None) -> Correction:
+        """The correction for runs of `steps` steps."""
         return Alignment(
             reference.basis,
             reference.trajectory,
@@ -87,7 +90,7 @@ class ByAlignment:
             below=self.below * reference.sigma_data,
             bound=self.bound,
             significance=self.significance,
-            terms=self.terms,
+            terms=(1 if steps < FEW_STEPS else 2) if self.terms is None else self.terms,
             tail=self.tail,
             ridge=self.ridge,
         )
@@ -109,13 +112,14 @@ class ByEnergy:
     bound: float = 4.0
     significance: float = 2.0
 
-    def __call__(self, reference: ReferenceRun, fitted: Tensor | None = None) -> Correction:
+    def __call__(self, reference: ReferenceRun, steps: int, fitted: Tensor | None = None) -> Correction:
+        """The correction for runs of `steps` steps."""
         below = self.below * reference.sigma_data
         return Balance(reference.basis, self.energy(reference), below, self.bound, self.significance)
 
 
 Fits = Callable[..., Correction]
-"""`ByAlignment` or `ByEnergy`: a reference run, and which samples count, to a correction that says ρ, τ and errors."""
+"""`ByAlignment` or `ByEnergy`: a reference run, steps and the samples that count, to a correction that says ρ and τ."""
 
 
 @dataclass(frozen=True)
@@ -278,9 +282,9 @@ class Budget:
         fitted, judges = self.split()
         stopped = False
         plain = Trials(reference, self.solver, Plain(), objective, self.told)
-        trials = Trials(reference, self.solver, recipe.fit(reference, fitted), objective, self.told)
-        calls = plain.denoiser.calls + trials.denoiser.calls
         starts = self.starting_points(near)
+        trials = Trials(reference, self.solver, recipe.fit(reference, starts[0].steps, fitted), objective, self.told)
+        calls = plain.denoiser.calls + trials.denoiser.calls
         self.total = len(starts) + len(recipe.rivals)
         self.total += recipe.search.trials(self.solver, starts[0]) if recipe.search else 0
         found: list[Found] = []
@@ -368,7 +372,7 @@ class Budget:
         """The weights of every step, fitted to all seeds."""
         reference = self.reference
         x = reference.model.noise(reference.local_seeds, levels[0])
-        return sample(denoiser, x, levels, self.solver, self.recipe.fit(reference)).statistics
+        return sample(denoiser, x, levels, self.solver, self.recipe.fit(reference, levels.steps)).statistics
 
 
 def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
