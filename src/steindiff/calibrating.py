@@ -35,6 +35,9 @@ from steindiff.stein_probes import GaussianDensity, SelfEnergy
 
 logger = logging.getLogger(__name__)
 
+Chosen = Callable[[int], bool]
+"""Which samples of a reference run count, by their places."""
+
 Energy = Callable[[ReferenceRun], Tensor]
 """Where the clean energy M comes from: a reference run to `(N, K)` or `(1, K)`."""
 
@@ -49,6 +52,11 @@ JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 BETTER = 0.97
 """A calibration must have at most this share of the plain solver's mismatch to be kept."""
+
+
+def judging(place: int) -> bool:
+    """Whether the sample at this place judges."""
+    return place % JUDGES == JUDGES - 1
 
 
 class Progress(NamedTuple):
@@ -80,13 +88,13 @@ class ByAlignment:
     tail: float = 0.1
     ridge: float = 1e-3
 
-    def __call__(self, reference: ReferenceRun, steps: int, fitted: Tensor | None = None) -> Correction:
-        """The correction for runs of `steps` steps."""
+    def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
+        """The correction for runs of `steps` steps, fitted to some samples or all."""
         return Alignment(
             reference.basis,
             reference.trajectory,
-            reference.groups,
-            fitted,
+            reference.groups() if fitted is None else reference.groups(fitted),
+            None if fitted is None else reference.rows(fitted),
             below=self.below * reference.sigma_data,
             bound=self.bound,
             significance=self.significance,
@@ -112,8 +120,8 @@ class ByEnergy:
     bound: float = 4.0
     significance: float = 2.0
 
-    def __call__(self, reference: ReferenceRun, steps: int, fitted: Tensor | None = None) -> Correction:
-        """The correction for runs of `steps` steps."""
+    def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
+        """The correction for runs of `steps` steps; it fits nothing to single samples."""
         below = self.below * reference.sigma_data
         return Balance(reference.basis, self.energy(reference), below, self.bound, self.significance)
 
@@ -278,8 +286,9 @@ class Budget:
         device = reference.model.device
         goal = reference.samples.to(device)
         power = recipe.search.power if recipe.search else 0.5
-        objective = Mismatch(reference.basis, goal, reference.groups, power)
-        fitted, judges = self.split()
+        objective = Mismatch(reference.basis, goal, reference.groups(), power)
+        judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
+        fitted = (lambda place: not judging(place)) if judged_apart else None
         stopped = False
         plain = Trials(reference, self.solver, Plain(), objective, self.told)
         starts = self.starting_points(near)
@@ -303,7 +312,7 @@ class Budget:
                 raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
             stopped = True
             logger.warning("stopped: keeping the best of %d trials", self.done)
-        kept, judged = self.judge(found, judges)
+        kept, judged = self.judge(found, judging if judged_apart else lambda place: True)
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
             statistics = self.refit(kept.trial.levels, trials.denoiser)
@@ -334,14 +343,6 @@ class Budget:
             },
         )
 
-    def split(self) -> tuple[Tensor | None, Tensor]:
-        """Which local samples weights are fitted to while it is judged, and which judge: `(N,)` bool."""
-        first, count = self.reference.first, len(self.reference.local_seeds)
-        judges = torch.arange(first, first + count) % JUDGES == JUDGES - 1
-        if (not self.recipe.rivals and self.recipe.search is None) or len(self.reference.seeds) < JUDGES:
-            return None, torch.ones_like(judges)
-        return ~judges, judges
-
     def starting_points(self, near: Levels | None) -> list[Levels]:
         """Where a search may begin; the first is where an unsearched calibration steps."""
         grid = self.recipe.grid
@@ -355,13 +356,13 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def judge(self, found: Sequence[Found], judges: Tensor) -> tuple[Found, dict[str, float]]:
+    def judge(self, found: Sequence[Found], judges: Chosen) -> tuple[Found, dict[str, float]]:
         """The candidate to keep, by the mismatch of samples nothing was fitted to, and that of all of them."""
         reference = self.reference
-        rows = judges.to(reference.model.device)
+        rows = reference.rows(judges).to(reference.model.device)
         goal = reference.samples.to(reference.model.device)[rows]
         power = self.recipe.search.power if self.recipe.search else 0.5
-        objective = Mismatch(reference.basis, goal, reference.groups[judges], power)
+        objective = Mismatch(reference.basis, goal, reference.groups(judges), power)
         judged = {candidate.name: objective(candidate.trial.states[-1].x[rows]) for candidate in found}
         corrected = [c for c in found if c.corrected]
         best = min(corrected, key=lambda c: judged[c.name])
