@@ -1,4 +1,4 @@
-"""Make `problems` importable, keep torch from oversubscribing the two cores and hypothesis from looking at the clock."""
+"""Make `problems` importable, keep torch to one thread, and hypothesis from looking at the clock."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Each drill runs in a process of its own that imports everything once and forks t
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import resource
@@ -13,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,33 +44,39 @@ def label(seed: int) -> int:
 
 
 class Toy(CountingDenoiser):
-    """A conditional model in closed form that pauses, and says NaN at one call if its batch holds a given seed."""
+    """A conditional model in closed form that says NaN at one call if its batch holds a given seed."""
 
-    def __init__(self, seeds: list[int], scale: float, pause: float, nan: tuple[int, int] | None) -> None:
+    def __init__(self, seeds: list[int], scale: float, nan: tuple[int, int] | None, tick: Callable[[], None]) -> None:
         faces = torch.linspace(-1.5, 1.5, CLASSES * 16).reshape(CLASSES, *SHAPE).sin()
         self.means = scale * faces[[label(seed) for seed in seeds]]
-        self.pause = pause
         self.bad = nan[1] if nan and nan[0] in seeds else 0
+        self.tick = tick
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
-        time.sleep(self.pause)
+        self.tick()
         if self.calls == self.bad:
             return torch.full_like(x, float("nan"))
         g = 0.1 * level.alpha / (0.1 * level.alpha**2 + level.sigma**2)
         return self.means + (g * (x - level.alpha * self.means)).tanh()
 
 
-def subject(scale: float = 1.0, pause: float = 0.0, nan: tuple[int, int] | None = None) -> Subject:
+def nothing() -> None:
+    """What a step of a run that nobody watches tells."""
+
+
+def subject(scale: float = 1.0, nan: tuple[int, int] | None = None, tick: Callable[[], None] = nothing) -> Subject:
     def denoisers(seeds: list[int]) -> Denoiser:
-        return Toy(seeds, scale, pause, nan)
+        return Toy(seeds, scale, nan, tick)
 
     return Subject("toy", denoisers, SCHEDULES["edm"], SHAPE, RandomFeatures(1))
 
 
-def make(folder: Path, count: int = 18, pause: float = 0.0, plan: Plan = PLAIN, **options) -> GenerateResult:
+def make(
+    folder: Path, count: int = 18, plan: Plan = PLAIN, tick: Callable[[], None] = nothing, **options
+) -> GenerateResult:
     """Eighteen images in shards of four, sampled by three at most."""
     cut = {"shard_size": 4, "batch": 3, "labels": label, **options}
-    return generate(subject(pause=pause), SOLVER, plan, range(5, 5 + count), folder, **cut)
+    return generate(subject(tick=tick), SOLVER, plan, range(5, 5 + count), folder, **cut)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -78,7 +84,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob(".*") if not path.name.endswith("manifest.json")]
+    return [path.name for path in folder.rglob(".*")]
 
 
 def fork(work: Callable[[], object]) -> int:
@@ -98,30 +104,73 @@ def result(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+class Watched:
+    """Work in a process of its own that tells its steps, and is killed once it has made some of them.
+
+    The kill comes at any moment after step `n`; the work waits at step `n + slack`, so it is never over before.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], None]], object], n: int, slack: int) -> None:
+        read, write = os.pipe()
+        never, hold = os.pipe()
+        self.open = (read, never, hold)
+        steps = itertools.count(1)
+
+        def tick() -> None:
+            os.write(write, b".")
+            if next(steps) == n + slack:
+                os.read(never, 1)
+
+        def start() -> None:
+            os.close(hold)  # where this process ends, the work need not wait for it
+            work(tick)
+
+        self.pid = fork(start)
+        os.close(write)
+        self.reached = sum(len(os.read(read, 1)) for _ in range(n)) == n  # ends early where the work did
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """The exit status."""
+        os.kill(self.pid, number)
+        status = result(self.pid)
+        for descriptor in self.open:
+            os.close(descriptor)
+        return status
+
+
 def kills(folder: Path) -> None:
-    """A production killed at 24 random moments and then left alone equals one that was never killed."""
-    count = 1200
+    """A production killed 24 times at work and then left alone equals one that was never killed."""
+    count = 400
     make(folder / "whole", count)
-    torn, rng, killed, seen = folder / "torn", random.Random(8), 0, 0
+    torn, rng, seen = folder / "torn", random.Random(8), 0
     for _ in range(24):
-        pid = fork(lambda: make(torn, count, pause=0.001))
-        time.sleep(rng.uniform(0.005, 0.08))
-        os.kill(pid, signal.SIGKILL)
-        killed += result(pid) == -signal.SIGKILL
+        run = Watched(lambda tick: make(torn, count, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
+        assert run.reached
+        assert run.kill() == -signal.SIGKILL
         if (torn / "manifest.json").exists():
             condition = verify(torn)
             assert not condition.damaged, condition
             assert len(condition.sound) >= seen, f"{condition.sound} after {seen}"
             seen = len(condition.sound)
-    assert killed >= 20, f"only {killed} kills found a process at work"
-    assert 0 < seen < 300, f"{seen} shards after all kills"
-    done = make(torn, count)
-    assert done == (count - 4 * seen, 4 * seen)
-    whole, mended = files(folder / "whole"), files(torn)
+    assert 0 < seen < 100, f"{seen} shards after all kills"
+    assert make(torn, count) == (count - 4 * seen, 4 * seen)
     assert not leftovers(torn)
-    assert whole == {name: data for name, data in mended.items() if not name.startswith(".")}
+    assert files(torn) == files(folder / "whole")
     seeds = torch.cat([shard.seeds for shard in Images(torn).shards()])
     assert seeds.tolist() == list(range(5, 5 + count))
+
+
+def crowd(folder: Path) -> None:
+    """Several independent processes on one folder at once, one of them killed: none disturbs another."""
+    make(folder / "whole", 60)
+    for trial in range(6):
+        torn, rng = folder / f"torn-{trial}", random.Random(trial)
+        victim = Watched(lambda tick, torn=torn: make(torn, 60, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
+        others = [fork(lambda torn=torn: make(torn, 60)) for _ in range(3)]
+        assert victim.kill() == -signal.SIGKILL
+        assert [result(pid) for pid in others] == [0, 0, 0]
+        make(torn, 60)
+        assert files(torn) == files(folder / "whole")
 
 
 def die() -> None:
@@ -184,12 +233,15 @@ def moments(folder: Path) -> None:
             assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
             make(torn, plan=RELAXED)
             assert not leftovers(torn), torn
-            assert whole == {name: data for name, data in files(torn).items() if not name.startswith(".")}, torn
+            assert whole == files(torn), torn
+
+
+STORES = itertools.count()
 
 
 def group(folder: Path, world: int, work: Callable[[int], object]) -> list[int]:
     """Run `work(rank)` in a gloo group; returns all exit statuses."""
-    store = folder / f"store-{time.monotonic_ns()}"
+    store = folder / f"store-{next(STORES)}"
 
     def start(rank: int) -> None:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -284,7 +336,7 @@ def disk(folder: Path) -> None:
         subprocess.run(["umount", place], check=True)
 
 
-DRILLS = {drill.__name__: drill for drill in (kills, moments, ranks, disk)}
+DRILLS = {drill.__name__: drill for drill in (kills, crowd, moments, ranks, disk)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The command line with the digits as a model, for tests/cli/test_launch.py: `torchrun tests/launched.py ARGUMENTS`.
+"""The command line with the digits as a model, for tests/cli/test_process_group.py: `torchrun tests/launched.py ARGUMENTS`.
 
 With `DIE` in the environment process 1 is killed after its first shard, unless it was started anew.
 """
@@ -15,7 +15,7 @@ import toys
 from steindiff.cli.app import run
 from steindiff.cli.commands import evaluate
 from steindiff.models import MODELS
-from steindiff.production import making
+from steindiff.production import generating
 
 
 def pooled(images: torch.Tensor) -> torch.Tensor:
@@ -25,13 +25,13 @@ def pooled(images: torch.Tensor) -> torch.Tensor:
 
 
 def die_after_a_shard() -> None:
-    write = making.write
+    write = generating.write
 
     def last(*args) -> None:
         write(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    making.write = last
+    generating.write = last
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import pickle
 import shutil
+import signal
+import stat
 import subprocess
 import sys
-from contextlib import suppress
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +20,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import drills
 from damage import Trap
 from drills import LEVELS, PLAIN, SHAPE, SOLVER, files, label, make, subject
 from steindiff import SOLVERS, noise, sample
-from steindiff._serialization import checksum
+from steindiff._files import atomic, unfinished, write_bytes
+from steindiff._serialization import with_checksum
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.comparison import Plan
@@ -32,7 +34,8 @@ from steindiff.corrections import Plain, Relaxation, TopK
 from steindiff.corrections.balance import Balance
 from steindiff.corrections.replay import Replay
 from steindiff.grids import GRIDS
-from steindiff.production import Images, Manifest, generate, verify
+from steindiff.pictures import Folder
+from steindiff.production import Images, Manifest, generate, to_png, verify
 from steindiff.production.generating import ahead
 from steindiff.production.settings import setting
 from steindiff.schedules import SCHEDULES
@@ -59,7 +62,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("drill", drills.DRILLS)
 def test_drill(drill: str, tmp_path: Path):
     command = [sys.executable, "-W", "error", drills.__file__, drill, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 77:
         pytest.skip("a small disk cannot be mounted here; the limit on the size of files was tested")
     assert done.returncode == 0, done.stderr
@@ -105,7 +108,7 @@ def test_images_come_in_order_with_seeds_and_labels(whole: Path):
     assert all(batch.dtype == torch.uint8 and batch.shape[1:] == SHAPE for batch in batches)
     assert torch.equal(torch.cat(batches), torch.cat([shard.images for shard in shards]))
     assert len(torch.cat(batches).unique(dim=0)) == 18
-    with pytest.raises(ValueError, match="size = 0: allowed"):
+    with pytest.raises(ValueError, match="size must be >= 1, got 0"):
         Images(whole).batches(0)
 
 
@@ -307,10 +310,10 @@ def test_folder_without_a_set(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard_size": 0}, "shard_size = 0: allowed"),
-        ({"batch": 0}, "batch = 0: allowed"),
-        ({"count": 0}, r"seeds = range\(5, 5\): allowed"),
-        ({"count": 100_001, "shard_size": 1, "labels": None}, "shard_size = 1: makes 100001 shards"),
+        ({"shard_size": 0}, "shard_size must be >= 1, got 0"),
+        ({"batch": 0}, "batch must be >= 1, got 0"),
+        ({"count": 0}, "seeds must hold at least one seed"),
+        ({"count": 100_001, "shard_size": 1, "labels": None}, "shard_size must be >= 2 for 100001 images, got 1"),
     ],
 )
 def test_arguments_out_of_range_are_named(tmp_path: Path, options, message: str):
@@ -321,7 +324,7 @@ def test_arguments_out_of_range_are_named(tmp_path: Path, options, message: str)
 
 @pytest.mark.parametrize("seeds", [range(0, 10, 2), range(-1, 5), range(2**63 - 1, 2**63 + 1)])
 def test_seeds_out_of_range_are_named(seeds: range):
-    with pytest.raises(ValueError, match=r"seeds = range\("):
+    with pytest.raises(ValueError, match="^seeds must be "):
         Manifest(SHAPE, seeds, 4, 3, None, {})
 
 
@@ -339,75 +342,6 @@ def test_damaged_manifest_is_refused(folder: Path):
             look(folder)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-FIELDS = ("format", "shape", "seeds", "shard_size", "batch", "labels", "recipe", "fingerprint", "more")
-SEED_RANGES = st.fixed_dictionaries({"first": st.integers(), "count": st.integers()})
-
-
-@pytest.fixture(scope="module")
-def fuzzed(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(whole, tmp_path_factory.mktemp("fuzz") / "set"))
-
-
-def read_or_refuse(folder: Path) -> None:
-    """Anything but a `ValueError` fails the test."""
-    for look in (verify, Images):
-        with suppress(ValueError):
-            look(folder)
-
-
-@settings(max_examples=100, deadline=None)
-@given(data=st.binary(max_size=80) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_fuzzed_manifest_bytes_are_refused(fuzzed: Path, data: bytes):
-    (fuzzed / "manifest.json").write_bytes(data)
-    with pytest.raises(ValueError, match=r"manifest\.json"):
-        verify(fuzzed)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    changes=st.dictionaries(st.sampled_from(FIELDS), JSON | SEED_RANGES | st.integers(1, 100), min_size=1, max_size=3)
-)
-def test_fuzzed_manifest_fields_with_a_right_checksum_are_read_or_refused(whole: Path, fuzzed: Path, changes):
-    content = json.loads((whole / "manifest.json").read_text(encoding="utf-8"))
-    body = json.loads(json.dumps({**{name: value for name, value in content.items() if name != "sha256"}, **changes}))
-    (fuzzed / "manifest.json").write_text(json.dumps({**body, "sha256": checksum(body)}))
-    read_or_refuse(fuzzed)
-
-
-def test_deeply_nested_manifest_is_refused(folder: Path):
-    (folder / "manifest.json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"manifest\.json"):
-        verify(folder)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    edits=st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=6)), min_size=1, max_size=4),
-    cut=st.integers(0, 700),
-    resummed=st.booleans(),
-)
-def test_fuzzed_shard_bytes_are_read_or_refused(whole: Path, fuzzed: Path, edits, cut: int, resummed: bool):
-    shutil.copy(whole / "manifest.json", fuzzed)
-    path = fuzzed / "shard-00000.safetensors"
-    original = (whole / path.name).read_bytes()
-    data = bytearray(original[:cut] if cut < 300 else original)
-    for place, piece in edits:
-        data[place : place + len(piece)] = piece
-    resum(path, original)
-    if resummed:
-        resum(path, bytes(data))
-    else:
-        path.write_bytes(data)
-    condition = verify(fuzzed)
-    assert resummed or (0 in condition.damaged) == (bytes(data) != original)
-    read_or_refuse(fuzzed)
-
-
 def test_a_shard_cannot_carry_code(folder: Path, tmp_path: Path):
     sprung = tmp_path / "sprung"
     pickled, array = io.BytesIO(), io.BytesIO()
@@ -417,3 +351,77 @@ def test_a_shard_cannot_carry_code(folder: Path, tmp_path: Path):
         resum(folder / "shard-00000.safetensors", data)
         assert "not a file of tensors" in verify(folder).damaged[0]
     assert not sprung.exists()
+
+
+def test_unfinished_files_of_a_killed_run_are_never_counted_and_are_removed(folder: Path):
+    """Before, `.….000007.png` was one image more to `Folder` and to `glob("*.png")`."""
+    images = Images(folder)
+    place = folder / "png"
+    to_png(images, place)
+    pid = drills.fork(lambda: killed_while_writing(place / "000007.png"))
+    assert drills.result(pid) == -signal.SIGKILL
+    (left,) = place.glob(".*")
+    assert len(Folder(place)) == len(list(place.glob("*.png"))) == 18
+    with unfinished(place) as alive:
+        to_png(images, place)
+        assert not left.exists()
+        assert alive.exists()
+    assert drills.leftovers(folder) == []
+
+
+def killed_while_writing(path: Path) -> None:
+    with atomic(path) as temporary:
+        temporary.write_bytes(b"half")
+        drills.die()
+
+
+def test_files_and_their_names_reach_the_disk_before_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+    real, replace_ = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (told.append("folder" if is_folder(fd) else "file"), real(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (told.append("rename"), replace_(a, b)))
+    write_bytes(tmp_path / "a", b"data")
+    assert told == ["file", "rename", "folder"]
+
+
+def is_folder(descriptor: int) -> bool:
+    return stat.S_ISDIR(os.fstat(descriptor).st_mode)
+
+
+def test_a_claim_of_many_images_takes_no_memory(folder: Path):
+    """Before, the seeds of 4e8 images were written out, 3.2 GB, before shapes were compared."""
+    content = json.loads((folder / "manifest.json").read_text())
+    body = {name: value for name, value in content.items() if name != "sha256"}
+    claimed = {**body, "seeds": {"first": 0, "count": 4 * 10**8}, "shard_size": 4 * 10**8}
+    (folder / "manifest.json").write_text(json.dumps(with_checksum(claimed)))
+    tracemalloc.start()
+    try:
+        with torch.autograd.profiler.profile(profile_memory=True) as profile:
+            condition = verify(folder)
+        allocated = [event.cpu_memory_usage for event in profile.key_averages() if hasattr(event, "cpu_memory_usage")]
+        assert max([0, *allocated]) < 2**20
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert "holds" in condition.damaged[0]
+
+
+def test_a_set_is_finished_with_the_threads_it_was_begun_with(whole: Path, folder: Path):
+    """Before, nothing was recorded, and the bytes differed silently."""
+    (folder / "shard-00002.safetensors").unlink()
+    used, notes = [], []
+    torch.set_num_threads(2)
+    try:
+        make(folder, tick=lambda: used.append(torch.get_num_threads()), note=notes.append)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert set(used[1:]) == {1}  # the first call takes the fingerprint
+    assert notes == ["threads: the set was begun with 1, so it is finished with as many"]
+    assert files(folder) == files(whole)
+
+
+def test_other_instructions_are_another_set(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX1024")
+    with pytest.raises(ValueError, match=r"recipe\.instructions: .*, not 'AVX1024'"):
+        make(folder)

@@ -1,4 +1,4 @@
-r"""Files of this library as typed Python: JSON in, frozen dataclasses out, and back: `{"kind": "Karras", "rho": 7.0, …}`.
+r"""JSON as typed Python: frozen dataclasses out of `{"kind": "Karras", "rho": 7.0, …}`, and back.
 
 `decode` checks a value against a type annotation, so a class's own annotations are the schema of its file. Only classes
 found by walking a package can be revived, and only through their own checks: a file never runs code.

@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from steindiff._discovery import named
@@ -138,6 +137,8 @@ EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49c
 
 def _rows(png: bytes) -> Tensor:
     """One picture per row of 1,024 pixels: (N, 1024, 3) → (N, 3, 32, 32)."""
+    from PIL import Image
+
     with Image.open(io.BytesIO(png)) as image:
         pixels = np.array(image.convert("RGB"))
     return torch.from_numpy(pixels).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2)

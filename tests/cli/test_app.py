@@ -172,13 +172,13 @@ def test_traceback_on_demand(steindiff, monkeypatch):
 INTERRUPTED = """
 import os, signal, sys
 from steindiff.cli.app import run
-from steindiff.production import making
+from steindiff.production import generating
 
 def then_interrupt(*args):
     write(*args)
     os.kill(os.getpid(), signal.SIGINT)
 
-write, making.write = making.write, then_interrupt
+write, generating.write = generating.write, then_interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 sys.exit(run(sys.argv[1:]))
 """

@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
+from steindiff._checks import LARGEST_INT, integer
 from steindiff._devices import available
 from steindiff._discovery import named
 from steindiff.calibration import Calibration
@@ -75,12 +76,10 @@ def seeds(num: int, seed: int) -> range:
     """The seeds of a run.
 
     Raises:
-        ValueError: if there are none or they are negative.
+        ValueError: if there are none, or one is negative or above 2⁶³ − 1.
     """
-    if num < 1:
-        raise ValueError(f"num = {num}: allowed are whole numbers >= 1")
-    if seed < 0:
-        raise ValueError(f"seed = {seed}: allowed are whole numbers >= 0")
+    integer("num", num, 1)
+    integer("seed", seed, 0, LARGEST_INT - num)
     return range(seed, seed + num)
 
 

@@ -50,7 +50,7 @@ LICENCE = "CC BY-NC-SA 4.0, NVIDIA Corporation: non-commercial use, share alike"
 
 @contextmanager
 def importable(source: str | Path | None) -> Iterator[None]:
-    """Make the modules of a clone importable for a while; those of another clone, under the same names, are put aside."""
+    """Make the modules of a clone importable for a while; those of another clone, of the same names, are put aside."""
     if source is None:
         yield
         return

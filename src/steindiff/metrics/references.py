@@ -61,7 +61,7 @@ def read(path: Path) -> Moments:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array of an archive; `save` does not compress, so what claims or takes more bytes than its member is not ours."""
+    """An array of an archive; `save` does not compress, so nothing may claim more bytes than its member has."""
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name} is compressed")

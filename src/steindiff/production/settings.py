@@ -24,7 +24,7 @@ THREADS = "threads"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the last bits of an image depend on beside its recipe: the kind of device; of a CPU, instructions and threads."""
+    """What the last bits of an image depend on: the kind of device; of a CPU, its instructions and the threads."""
     cpu = device.type == "cpu"
     return {
         "device": device_name(device),

@@ -16,7 +16,7 @@ from steindiff._files import folder
 from steindiff.bench.report import rows
 from steindiff.bench.writing import write
 from steindiff.cli import options
-from steindiff.cli.output import note, print_json, progress, results
+from steindiff.cli.output import note, print_json, progress, show, written
 from steindiff.solvers import SOLVERS
 
 EXAMPLES = (
@@ -92,6 +92,6 @@ def command(
         table.add_column(title, justify="right")
     for what, _, ratio, quartiles, calls, passes in rows(result):
         table.add_row(what, f"{ratio} ({quartiles})", calls, passes)
-    results.print(table)
+    show(table)
     for path in paths:
-        results.print(f"[bold]{path}[/]", soft_wrap=True)
+        written(path)

@@ -9,19 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from steindiff import diagnostics
+from steindiff._checks import integer
 from steindiff._discovery import named
 from steindiff._files import folder, write_bytes, write_text
 from steindiff.cli import options
-from steindiff.cli.output import print_json, progress, results
+from steindiff.cli.output import print_json, progress, written
 from steindiff.comparison import REFERENCE_NFE, Subject
 from steindiff.denoisers.base import Denoiser
 from steindiff.grids import GRIDS
@@ -30,6 +29,9 @@ from steindiff.loop import sample
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 EXAMPLES = (
     "steindiff diagnose --out diagnostics",
@@ -137,11 +139,12 @@ def command(
     Local Lipschitz constants, the contractivity certificate, γ with and without the clean image, the decay of the
     error, and the oscillation example. Clean images are the model's own many-step samples.
     """
+    from matplotlib.figure import Figure
+
     chosen = named("solver", solver, SOLVERS)
     place = named("grid", grid, GRIDS)
     seeds = options.seeds(num, seed)
-    if iterations < 1:
-        raise ValueError(f"iterations = {iterations}: allowed are whole numbers >= 1")
+    integer("iterations", iterations, 1)
     subject = options.subject(model, guidance, device)
     run = Diagnosis(subject, chosen, chosen.levels(place, subject.schedule, nfe), seeds, iterations)
     folder(out)
@@ -163,4 +166,4 @@ def command(
         print_json(found)
         return
     for name in found:
-        results.print(f"[bold]{out / name}.png[/]", soft_wrap=True)
+        written(out / f"{name}.png")
