@@ -1,4 +1,4 @@
-"""The command line with the digits as a model, for tests/cli/test_process_group.py: `torchrun tests/launched.py ARGUMENTS`.
+"""The command line with the digits as a model, for tests/cli: `torchrun tests/launched.py ARGUMENTS`.
 
 With `DIE` in the environment process 1 is killed after its first shard, unless it was started anew.
 """

@@ -324,7 +324,7 @@ def test_arguments_out_of_range_are_named(tmp_path: Path, options, message: str)
 
 @pytest.mark.parametrize("seeds", [range(0, 10, 2), range(-1, 5), range(2**63 - 1, 2**63 + 1)])
 def test_seeds_out_of_range_are_named(seeds: range):
-    with pytest.raises(ValueError, match="^seeds must be "):
+    with pytest.raises(ValueError, match=r"^seeds must be "):
         Manifest(SHAPE, seeds, 4, 3, None, {})
 
 

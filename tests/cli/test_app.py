@@ -15,7 +15,9 @@ from typer.main import get_command
 
 import steindiff as package
 from steindiff.cli import commands
-from steindiff.cli.app import build
+from steindiff.cli.app import build, run
+from steindiff.cli.commands import doctor
+from steindiff.cli.output import note, written
 from steindiff.production import verify
 
 COMMANDS = [info.name for info in pkgutil.iter_modules(commands.__path__)]
@@ -74,8 +76,8 @@ def test_doctor(steindiff):
         ("compare --model digits --nfe 0", "nfe = 0: allowed are whole numbers >= 1"),
         ("compare --model digits --nfe 5,x", "nfe = '5,x'"),
         ("compare --model digits --num 1", "num = 1: allowed are"),
-        ("compare --model digits --num 0", "num = 0: allowed are"),
-        ("compare --model digits --seed -1", "seed = -1: allowed are"),
+        ("compare --model digits --num 0", "num must be >= 1, got 0"),
+        ("compare --model digits --seed -1", "seed must be >= 0, got -1"),
         ("compare --model digits --batch 0", "batch = 0: allowed are"),
         ("compare --model digits --device tpu", "device = 'tpu': allowed here are auto, cpu"),
         ("compare --model digits --device cpu:x", "device = 'cpu:x'"),
@@ -88,6 +90,8 @@ def test_doctor(steindiff):
         ("sample --model hungry --out OUT", "no calibration of digits ships"),
         ("sample --model digits --calibration nowhere.json --out OUT", "nowhere.json: No such file"),
         ("sample", "--out"),
+        ("sample --model digits --out=", "--out must not be empty"),
+        ("sample --model digits --seed 9223372036854775807 --out OUT", "seed must be <= 9223372036854775791, got 92"),
         ("calibrate --model digits --nfe 0 --num 4 --out OUT", "nfe = 0"),
     ],
 )
@@ -206,3 +210,55 @@ def test_shell_completion():
     command = [sys.executable, "-c", "from steindiff.cli import main; main()"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["cifar10", "fashion"]
+
+
+def test_an_empty_path_is_not_the_current_folder(steindiff, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["sample", "--model", "digits", "--out", ""]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "says"),
+    [
+        ("compare --model nonesuch --json", "ValueError", "nonesuch"),
+        ("compare --json --colour red", "NoSuchOption", "--colour"),
+        ("sample --model digits --calibration nowhere.json --json --out OUT", "FileNotFoundError", "nowhere.json"),
+    ],
+)
+def test_machines_read_errors_too(steindiff, tmp_path, line, kind, says):
+    done = steindiff(line.replace("OUT", str(tmp_path)))
+    assert one_line(done.err)
+    told = json.loads(done.out)
+    assert told["kind"] == kind
+    assert says in told["error"]
+
+
+def test_brackets_are_not_markup(steindiff, tmp_path, monkeypatch, capsys):
+    """Before, `doctor` lost `[diffusers]`, `cal[bold]x` was printed as `calx`, and `diag[/]x` was a traceback."""
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
+    assert "pip install 'steindiff[diffusers]'" in steindiff("doctor").out
+    for name in ("cal[bold]x", "diag[/]x"):
+        written(tmp_path / name, ": [1]")
+        note(f"see {name}")
+        done = capsys.readouterr()
+        assert done.out == f"{tmp_path / name}: [1]\n"
+        assert done.err == f"steindiff: see {name}\n"
+
+
+LOADED = """
+import sys
+{code}
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"matplotlib", "PIL", "rich"}}))
+"""
+
+
+def loads(code: str) -> str:
+    command = [sys.executable, "-c", LOADED.format(code=code)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
+def test_nothing_is_imported_that_is_not_used():
+    assert loads("import steindiff; from steindiff.cli.app import run; run(['--version'])") == "[]"
+    every = "; ".join(f"import steindiff.cli.commands.{name}" for name in COMMANDS)
+    assert "matplotlib" not in loads(every)

@@ -28,7 +28,7 @@ def test_bench(steindiff, tmp_path):
         ("--batch many", "batch = 'many': allowed are whole numbers >= 1"),
         ("--repeats 0", "repeats = 0: allowed are whole numbers >= 1"),
         ("--section speed", "section = 'speed': allowed are loop, corrections, scaling, precision, compile"),
-        ("--seed -1", "seed = -1: allowed are whole numbers >= 0"),
+        ("--seed -1", "seed must be >= 0, got -1"),
         ("--nfe 0 --section loop", "nfe = 0: allowed are whole numbers >= 1"),
         ("--device tpu", "device = 'tpu': allowed here are auto, cpu"),
     ],

@@ -66,7 +66,7 @@ def test_two_processes_calibrate_as_one_does(steindiff, tmp_path):
 
 def test_fewer_images_than_processes_is_said(steindiff, pooled, tmp_path, monkeypatch):
     steindiff(SAMPLE.replace("OUT", str(tmp_path)))
-    monkeypatch.setattr(evaluate, "share", lambda: Rank(0, 2))
+    monkeypatch.setattr(evaluate, "rank", lambda: Rank(0, 2))
     done = steindiff(EVALUATE.replace("OUT", str(tmp_path)).replace("--batch 4", "--batch 30"))
     assert done.code == 1
     assert "batch = 30: 30 images are fewer than a batch for each of 2 processes; choose a smaller one" in done.err
@@ -97,3 +97,28 @@ def test_every_process_takes_its_own_gpu(monkeypatch):
     start(monkeypatch, rank=2, local=2)
     with pytest.raises(ValueError, match="nproc_per_node = 4: allowed here are at most 2, the GPUs"):
         options.device("auto")
+
+
+ORPHAN = """
+import os, signal, sys
+from steindiff.cli import process_group
+process_group.LOOK = 0.01
+pid = os.fork()
+if pid == 0:  # torchrun
+    parent = os.getpid()
+    if os.fork() == 0:  # a worker, which would never end
+        print("at work", flush=True)
+        process_group.end_with(parent)
+    signal.pause()
+assert sys.stdin.readline() == "kill\\n"
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+"""
+
+
+def test_workers_end_with_the_torchrun_that_was_killed():
+    """The pipe ends when the last process that holds it has ended."""
+    run = subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert run.stdout.readline() == "at work\n"
+    assert run.communicate("kill\n") == ("", None)
+    assert run.returncode == 0

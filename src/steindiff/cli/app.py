@@ -22,12 +22,11 @@ MISTAKE, INTERRUPTED = 1, 130
 """Exit codes: something the user can mend (a wrong option has typer's own code 2); Ctrl-C, as shells have it."""
 
 
-def version(value: bool, *, leave: bool = True) -> None:
+def version(value: bool) -> None:
     """Print the version and leave."""
     if value:
         print(f"steindiff {steindiff.__version__}")
-        if leave:
-            raise typer.Exit
+        raise typer.Exit
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
@@ -90,14 +89,14 @@ def run(arguments: Sequence[str]) -> int:
     stdout, `{"error": …, "kind": …}`. `STEINDIFF_DEBUG=1` shows the traceback too.
     """
     arguments = list(arguments)
-    if arguments[:1] == ["--version"]:
-        version(True, leave=False)
+    if arguments == ["--version"]:  # at once, without looking for commands
+        print(f"steindiff {steindiff.__version__}")
         return 0
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
 
     def end(kind: str, message: str) -> None:
         fail(message)
-        if "--json" in arguments:
+        if "--json" in arguments and not launched():  # of several processes one prints the result
             print_json({"error": message, "kind": kind})
 
     try:
