@@ -23,8 +23,8 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
+from steindiff import _weights as weights
 from steindiff import datasets
-from steindiff.zoo import weights
 from steindiff.zoo.models import ARCHITECTURES
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise
 

@@ -18,7 +18,7 @@ from PIL import Image
 from damage import Trap, refusal
 from steindiff.metrics import references
 from steindiff.pictures import Archive, Folder
-from steindiff.zoo import weights
+from steindiff import _weights as weights
 
 
 def test_neither_weights_nor_statistics_carry_code(tmp_path: Path):

@@ -19,7 +19,7 @@ from PIL import Image
 from steindiff import datasets
 from steindiff._files import sha256
 from steindiff.datasets import Dataset, Package, Unavailable
-from steindiff.zoo import weights
+from steindiff import _weights as weights
 
 
 @pytest.fixture(autouse=True)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
-import pkgutil
 import types
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from steindiff._checks import finite, integer, shown
@@ -71,9 +68,11 @@ def decode(name: str, value: Any, kind: Any) -> Any:
     if origin in (dict, Mapping):
         return {key: decode(f"{name}.{key[:40]}", item, arguments[1]) for key, item in _object(name, value).items()}
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        hints = _hints(kind)
-        return kind(*_sequence(name, value, tuple(hints[field] for field in kind._fields)))
-    if dataclasses.is_dataclass(kind):
+        given = len(value) if isinstance(value, list | tuple) else 0
+        least = len(kind._fields) - len(kind._field_defaults)
+        fields = kind._fields[: max(given, least)]  # the last ones may have defaults
+        return kind(*_sequence(name, value, tuple(_hints(kind)[field] for field in fields)))
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _record(name, _object(name, value), kind)
     raise ValueError(f"{name} cannot be read from a file: there is no rule for {kind}")
 
@@ -114,7 +113,7 @@ def _sequence(name: str, value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=256)
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
@@ -126,7 +125,8 @@ def _record(name: str, value: Mapping[str, Any], cls: type[T]) -> T:
         raise ValueError(f"{name} has unknown fields {shown(unknown)}; {cls.__name__} takes {sorted(fields)}")
     if missing := sorted(set(fields) - optional - set(value)):
         raise ValueError(f"{name} lacks the fields {missing} of {cls.__name__}")
-    arguments = {key: decode(f"{name}.{key}", item, _hints(cls)[key]) for key, item in value.items()}
+    hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
+    arguments = {key: decode(f"{name}.{key}", item, hints[key]) for key, item in value.items()}
     try:
         return cls(**arguments)
     except (TypeError, ArithmeticError) as error:  # a class's own check, surprised by what its types allow
@@ -137,21 +137,6 @@ def to_config(thing: Any) -> dict[str, Any]:
     """The class name and the constructor arguments of a frozen dataclass."""
     fields = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing) if field.init}
     return {"kind": type(thing).__name__, **fields}
-
-
-def kinds(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
-    """All concrete dataclasses derived from `base` in a module, or in the modules of a package."""
-    modules = [module]
-    if hasattr(module, "__path__"):
-        modules = [
-            importlib.import_module(f"{module.__name__}.{m.name}") for m in pkgutil.iter_modules(module.__path__)
-        ]
-    classes = [v for m in modules for v in vars(m).values() if isinstance(v, type) and issubclass(v, base)]
-    return {
-        cls.__name__: cls
-        for cls in classes
-        if dataclasses.is_dataclass(cls) and not getattr(cls, "__abstractmethods__", None)
-    }
 
 
 def from_config(name: str, description: Any, table: Mapping[str, type[T]]) -> T:
@@ -204,21 +189,21 @@ def verified(what: str, content: Any, *versions: int) -> dict[str, Any]:
     Args:
         what: the document's kind, for the message.
         content: what was read.
-        versions: of the `format` that can be read.
+        versions: values of `format` that are accepted.
 
     Raises:
         ValueError: if it is not such a document, of another version, or altered.
     """
     if not isinstance(content, dict) or "format" not in content or "sha256" not in content:
-        raise ValueError(f"not a {what} (no 'format' and 'sha256')")
+        raise ValueError(f"not a {what}: it must be a JSON object with 'format' and 'sha256'")
     if type(content["format"]) is not int or content["format"] not in versions:
-        readable = " and ".join(map(str, versions))
-        raise ValueError(f"format must be {readable} for this version of steindiff, got {shown(content['format'])}")
+        known = " and ".join(map(str, versions))
+        raise ValueError(f"format = {shown(content['format'])}: this version reads {what}s of format {known}")
     body = {name: value for name, value in content.items() if name != "sha256"}
     try:
         digest = checksum(body)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the content cannot be checked: {error}") from None
     if content["sha256"] != digest:
-        raise ValueError("sha256: the content was altered or is damaged")
+        raise ValueError("sha256 does not match: the content was altered or is damaged")
     return body

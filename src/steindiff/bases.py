@@ -13,6 +13,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from steindiff._discovery import Registry
+
 OPPONENT = (
     (3**-0.5, 3**-0.5, 3**-0.5),
     (2**-0.5, -(2**-0.5), 0.0),
@@ -180,3 +182,7 @@ def natural_basis(shape: tuple[int, ...]) -> Basis:
     if len(shape) not in (2, 3):
         return Identity(shape)
     return DCT(shape, OPPONENT if shape[0] == 3 else ())
+
+
+BASES: Registry[Basis] = Registry(__name__, Basis)
+"""The kinds of bases a calibration may name."""

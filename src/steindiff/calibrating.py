@@ -1,55 +1,62 @@
-r"""Stein calibration: measure once where to step and what leads each step aright, then replay for free."""
+r"""Calibration: find once where to step, what to tell the network and how to correct each step; replay for free."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from steindiff._checks import at_least
 from steindiff._distributed import all_reduce_sum
-from steindiff.calibration import Calibration, fingerprint
-from steindiff.corrections.alignment import Alignment, mismatch
+from steindiff._version import __version__
+from steindiff.calibration import Calibration
+from steindiff.corrections.alignment import Alignment
 from steindiff.corrections.balance import Balance
 from steindiff.corrections.base import Correction
 from steindiff.corrections.plain import Plain
-from steindiff.denoisers.base import Denoiser
+from steindiff.corrections.replay import StepWeights
 from steindiff.grids.base import Grid
+from steindiff.grids.karras import Karras
 from steindiff.grids.logsnr import LogSNR
+from steindiff.grids.uniform import UniformTime
 from steindiff.levels import Levels
-from steindiff.loop import SampleResult, sample
-from steindiff.reference_run import Conditioned, ReferenceRun, conditioned, reference_run
-from steindiff.schedules.base import Schedule
-from steindiff.seeding import noise
-from steindiff.solvers.base import Solver
+from steindiff.loop import Cancelled, StepInfo, sample
+from steindiff.model import Model
+from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.sampler import levels_for
+from steindiff.search import Mismatch, Search, Trial, Trials, resampled
+from steindiff.solvers import SOLVERS, Solver
+from steindiff.stein_probes import GaussianDensity, SelfEnergy
+
+logger = logging.getLogger(__name__)
 
 Energy = Callable[[ReferenceRun], Tensor]
-"""Where the clean energy M comes from: a survey to `(N, K)` or `(1, K)`."""
+"""Where the clean energy M comes from: a reference run to `(N, K)` or `(1, K)`."""
+
+Density = Callable[[ReferenceRun], Grid]
+"""A grid that depends on the model: `GaussianDensity()`, or `SteinDensity()`, which takes derivatives."""
+
+STARTS = (None, 2.0, 1.2)
+"""Where a search looks for its beginning: at the schedule's, or at this many root energies of the strongest band."""
+POWERS = (0.2, 0.35)
+"""Exponents of the density it begins with."""
+JUDGES = 3
+"""Every third seed judges: no weight is fitted to it before it is known what to keep."""
+BETTER = 0.97
+"""A calibration must have at most this share of the plain solver's mismatch to be kept."""
 
 
-@dataclass(frozen=True)
-class SelfEnergy:
-    """M of the model's own many-step samples, seed by seed; right under guidance too."""
+class Progress(NamedTuple):
+    """What a callback is told: what is being done, how much of it, and the smallest mismatch so far."""
 
-    def __call__(self, measured: ReferenceRun) -> Tensor:
-        return measured.self_energy()
-
-
-@dataclass(frozen=True)
-class SteinEnergy:
-    r"""The reference-free M_f = E|D_f|² + (σ²/α) E[J_ff], read where σ/α is `ratio` times the data's scale."""
-
-    ratio: float = 0.5
-
-    def __call__(self, measured: ReferenceRun) -> Tensor:
-        return measured.stein_energy(self.ratio * measured.sigma_data)
-
-
-Fit = Callable[[ReferenceRun], Correction]
-"""How a coarse run is corrected while it is measured: a survey to a correction that says ρ, τ and their errors."""
+    stage: str
+    done: int
+    total: int
+    mismatch: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class ByAlignment:
     Args:
         below: balance the energy of steps that end at σ/α <= below · σ_data.
         bound: keep the energy factor in [1/bound, bound].
-        significance: leave a band alone unless the correction exceeds so many standard errors.
+        significance: leave a band alone unless the correction exceeds this many standard errors.
         terms: how many differences of the latest denoised images to use.
         tail: weight of busy images in the fit; a large number (1e9) counts all alike.
         ridge: pull towards the plain step.
@@ -67,21 +74,23 @@ class ByAlignment:
 
     below: float = 2.0
     bound: float = 4.0
-    significance: float = 2.0
+    significance: float = 0.0
     terms: int = 2
     tail: float = 0.1
     ridge: float = 1e-3
 
-    def __call__(self, measured: ReferenceRun) -> Correction:
+    def __call__(self, reference: ReferenceRun, fitted: Tensor | None = None) -> Correction:
         return Alignment(
-            measured.basis,
-            measured.path,
-            self.below * measured.sigma_data,
-            self.bound,
-            self.significance,
-            self.terms,
-            self.tail,
-            self.ridge,
+            reference.basis,
+            reference.trajectory,
+            reference.groups,
+            fitted,
+            below=self.below * reference.sigma_data,
+            bound=self.bound,
+            significance=self.significance,
+            terms=self.terms,
+            tail=self.tail,
+            ridge=self.ridge,
         )
 
 
@@ -96,167 +105,283 @@ class ByEnergy:
         significance: leave a band alone unless |ρ − 1| exceeds this many standard errors.
     """
 
-    energy: Energy = SelfEnergy()
+    energy: Energy = field(default_factory=SelfEnergy)
     below: float = 2.0
     bound: float = 4.0
     significance: float = 2.0
 
-    def __call__(self, measured: ReferenceRun) -> Correction:
-        below = self.below * measured.sigma_data
-        return Balance(measured.basis, self.energy(measured), below, self.bound, self.significance)
+    def __call__(self, reference: ReferenceRun, fitted: Tensor | None = None) -> Correction:
+        below = self.below * reference.sigma_data
+        return Balance(reference.basis, self.energy(reference), below, self.bound, self.significance)
+
+
+Fits = Callable[..., Correction]
+"""`ByAlignment` or `ByEnergy`: a reference run, and which samples count, to a correction that says ρ, τ and errors."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    r"""How to calibrate: the effort of the survey, where to step, how to correct.
+    r"""How to calibrate.
 
     Args:
+        seeds: of the calibration samples; use others than those you evaluate on.
         steps: of the fine trajectory.
-        probe_levels: at how many of its levels to probe.
-        probe_samples: on how many of its samples, at most.
-        probes: Rademacher directions for each.
-        power: exponent of the Stein grid.
-        start: begin where σ/α is so many times the root energy of the samples' strongest band, so that no evaluation is
-            spent on noise that hides everything; None: where the schedule begins. Pays for few evaluations.
-        grid: another grid instead of the Stein grid; no derivatives are taken then, unless a `fit` is given.
-        fit: how to correct; default `ByAlignment()`.
-        tolerance: keep the plain solver if it ends no further than this from the trajectory (`mismatch`); 0: never.
+        to_zero: whether runs end at σ = 0; None: where the schedule suggests.
+        grid: where the search begins, or where to step if there is none: a density of the model's own, or any grid.
+        fit: how to correct a step.
+        search: how to search; None: step where `grid` says.
+        rivals: plain grids the result must beat; one that wins is kept instead. Empty: no comparison is made.
     """
 
+    seeds: Sequence[int] = range(10**6, 10**6 + 64)
     steps: int = 24
-    probe_levels: int = 10
-    probe_samples: int = 16
-    probes: int = 2
-    power: float = 0.2
-    start: float | None = None
-    grid: Grid | None = None
-    fit: Fit | None = None
-    tolerance: float = 0.01
+    to_zero: bool | None = None
+    grid: Density | Grid = field(default_factory=GaussianDensity)
+    fit: Fits = field(default_factory=ByAlignment)
+    search: Search | None = field(default_factory=Search)
+    rivals: tuple[Grid, ...] = (LogSNR(), Karras(), UniformTime())
 
     def __post_init__(self) -> None:
-        if self.start is not None and not 0 < self.start < math.inf:
-            raise ValueError(f"start = {self.start}: allowed are finite numbers > 0, and None")
-        if not self.tolerance >= 0:
-            raise ValueError(f"within = {self.tolerance}: allowed are numbers >= 0")
-
-    def reference_run(self, seeds: Sequence[int]) -> dict[str, Any]:
-        """What `survey` needs to know."""
-        probe_levels = 0 if self.grid is not None and self.fit is None else self.probe_levels
-        effort = {"steps": self.steps, "probe_levels": probe_levels, "probes": self.probes}
-        return {"seeds": seeds, "probe_samples": min(self.probe_samples, len(seeds)), **effort}
-
-
-HOST_RECIPE = Recipe(probe_levels=8, probe_samples=8)
-"""For the networks of hosts, whose derivatives are dear."""
+        at_least("steps", self.steps, 2)
+        if self.search is not None and len(self.seeds) < JUDGES:
+            raise ValueError(f"seeds must hold at least {JUDGES} to search and judge, got {len(self.seeds)}")
 
 
 def calibrate(
-    denoiser: Denoiser | Conditioned,
-    solver: Solver,
-    schedule: Schedule,
+    model: Model,
     nfe: int,
-    shape: Sequence[int],
+    solver: Solver | str = "dpmpp-2m",
     *,
     recipe: Recipe | None = None,
-    measured: ReferenceRun | None = None,
-    seeds: Sequence[int] = range(64),
+    reference: ReferenceRun | None = None,
     batch: int = 64,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    settings: dict[str, Any] | None = None,
-    callback: Callable[..., bool | None] | None = None,
+    callback: Callable[[Progress], bool | None] | None = None,
 ) -> Calibration:
-    r"""Calibrate a solver at a budget.
+    r"""Calibrate a solver at a budget. Only forward passes are made, in batches of the size of sampling.
 
-    A survey (many steps, Rademacher probes at some levels) gives the Stein grid and the trajectory to follow. Then the
-    coarse trajectory is run once and corrected, each step seeing the states the corrected steps before it made.
-
-    With enough evaluations a good solver is as near to the trajectory as the trajectory is to the truth, and there is
-    nothing left to correct. So the plain solver is run first, evenly in log-SNR or on the recipe's own grid; where it
-    ends `within` the trajectory, that run is the calibration.
+    The model is sampled with many small steps. Coarse runs of the same seeds are fitted to it, step by step
+    in closed form, and where they step and what the network is told is searched. On seeds that were not fitted the
+    result must end nearer to the fine trajectory than the plain solver on any of the usual grids; else that is kept.
 
     Args:
-        denoiser: D(x, level), or a function from seeds to the denoiser of those samples.
-        solver: the solver to calibrate.
-        schedule: the model's schedule.
+        model: what to calibrate.
         nfe: evaluations of a run.
-        shape: of one sample.
+        solver: a solver or its name.
         recipe: how; default `Recipe()`.
-        measured: a survey of this model made before, to be shared by several calibrations; its seeds are used.
-        seeds: of the survey, if it is made here; calibrate on seeds you do not evaluate on.
-        batch: at most so many samples in one network call.
-        device: where to run.
-        dtype: of the state.
-        settings: further facts to record, and to be checked before use (guidance, prompts).
-        callback: as in `sample`.
+        reference: a fine trajectory made before, to be shared by several calibrations; its seeds are used.
+        batch: samples in one network call, at most.
+        callback: told the progress; False stops the search and keeps the best so far (before it: raises `Cancelled`).
+            So does Ctrl-C during the search.
+
+    Raises:
+        ValueError: if an argument is out of range.
     """
+    return calibrate_budgets(model, [nfe], solver, recipe=recipe, reference=reference, batch=batch, callback=callback)[
+        nfe
+    ]
+
+
+def calibrate_budgets(
+    model: Model,
+    nfes: Iterable[int],
+    solver: Solver | str = "dpmpp-2m",
+    *,
+    recipe: Recipe | None = None,
+    reference: ReferenceRun | None = None,
+    batch: int = 64,
+    callback: Callable[[Progress], bool | None] | None = None,
+) -> dict[int, Calibration]:
+    """Calibrate several budgets as `calibrate` does one, on one fine trajectory, each search begun near the last."""
     recipe = recipe or Recipe()
-    measured = measured or reference_run(
-        denoiser,
-        schedule,
-        shape,
-        **recipe.reference_run(seeds),
-        batch=batch,
-        grid=LogSNR() if recipe.grid else None,  # a trajectory to σ = 0 serves any grid
-        device=device,
-        dtype=dtype,
-        callback=callback,
-    )
-    whole = conditioned(denoiser, measured.own, batch)
-    calls = whole.calls
+    solver = SOLVERS.resolve("solver", solver)
+    nfes = sorted(set(nfes))
+    for nfe in nfes:
+        at_least("nfe", nfe, 1)
+    if not isinstance(model, Model):
+        raise TypeError(f"model must be a steindiff.Model, got {type(model).__name__}; wrap the denoiser in one")
+    for nfe in nfes:  # before anything is spent
+        levels_for(solver, LogSNR(to_zero=recipe.to_zero), model.schedule.finite_start(), nfe)
 
-    def run(levels: Levels, correction: Correction) -> SampleResult:
-        x = noise(measured.own, shape, levels[0], dtype).to(device)
-        return sample(whole, x, levels, solver, correction, callback=callback)
+    def step(info: StepInfo) -> bool | None:
+        return None if callback is None else callback(Progress("reference", info.i + 1, info.steps))
 
-    late = schedule if recipe.start is None else schedule.starting_at(recipe.start * measured.peak_band_rms)
-    if not late.ratio_max > late.ratio_min:
-        raise ValueError(f"start = {recipe.start}: sigma/alpha = {late.ratio_max:.4g} is below the schedule's smallest")
-    levels = solver.levels(recipe.grid or measured.grid(0.0), schedule, nfe)
-    rows, how, power, start = [StepRow()] * levels.steps, repr(Plain()), 0.0, None
-    checked = recipe.tolerance > 0 and measured.path.reaches(levels[-1])
-    if not checked or recipe.tolerance < mismatch(
-        measured.basis, run(levels, Plain()).x.cpu(), measured.path(levels[-1])
-    ):
-        fit, power = recipe.fit or ByAlignment(), recipe.power
-        start = None if late is schedule else recipe.start
-        levels = Levels(solver.levels(recipe.grid or measured.grid(power), late, nfe).levels, schedule)
-        rows, how = [step_row(found) for found in run(levels, fit(measured)).statistics], repr(fit)
-    spent = int(all_reduce_sum(torch.tensor(whole.calls - calls)))
-    return Calibration(
-        solver,
-        levels,
-        measured.basis,
-        tuple(row.rho for row in rows),
-        (1.0,) * levels.steps,
-        tuple(row.error for row in rows),
-        fingerprint(conditioned(denoiser, measured.seeds[:1], 1), shape, schedule, device),
-        {
-            **(settings or {}),
-            "seed": measured.seeds[0],
-            "samples": len(measured.seeds),
-            "grid": type(recipe.grid).__name__ if recipe.grid else f"Stein, power {power}",
-            "start": start,
-            "fit": how,
-            "network_calls": measured.network_calls + spent,
-            "backward_passes": measured.backward_passes,
-            "torch": torch.__version__,
-        },
-        tuple(row.tau for row in rows),
-    )
+    if reference is None:
+        reference = reference_run(
+            model, recipe.seeds, steps=recipe.steps, to_zero=recipe.to_zero, batch=batch, callback=step
+        )
+    made: dict[int, Calibration] = {}
+    for nfe in nfes:
+        near = made[max(made)].levels if made else None
+        made[nfe] = Budget(reference, solver, nfe, recipe, callback).calibrate(near)
+    return made
 
 
-class StepRow(NamedTuple):
-    """What a calibration keeps of one step; all empty where it is left alone."""
-
-    rho: tuple[float, ...] = ()
-    tau: tuple[tuple[float, ...], ...] = ()
-    error: tuple[float, ...] = ()
+class Stopped(Exception):
+    """The callback asked to stop searching."""
 
 
-def step_row(statistics: Mapping[str, Any]) -> StepRow:
-    """The row of a step from what its correction said."""
+class Found(NamedTuple):
+    """A candidate: its trial, how it is named, and whether it is corrected."""
+
+    name: str
+    trial: Trial
+    corrected: bool
+
+
+@dataclass
+class Budget:
+    """The calibration of one solver at one budget.
+
+    Args:
+        reference: the fine trajectory.
+        solver: the solver.
+        nfe: evaluations of a run.
+        recipe: how to calibrate.
+        callback: as in `calibrate`.
+    """
+
+    reference: ReferenceRun
+    solver: Solver
+    nfe: int
+    recipe: Recipe
+    callback: Callable[[Progress], bool | None] | None = None
+    done: int = field(default=0, init=False)
+    total: int = field(default=1, init=False)
+    least: float | None = field(default=None, init=False)
+
+    def levels(self, grid: Grid, start: float | None = None) -> Levels:
+        """Levels on a grid, begun at `start` root energies of the strongest band, ended where the reference ended."""
+        schedule = self.reference.model.schedule
+        begun = schedule.finite_start()
+        if start is not None:
+            begun = begun.starting_at(max(start * self.reference.peak_band_rms, 4.0 * schedule.ratio_min))
+        if grid.to_zero is None:
+            grid = replace(grid, to_zero=self.reference.to_zero)  # type: ignore[type-var]
+        return Levels(levels_for(self.solver, grid, begun, self.nfe).levels, schedule)
+
+    def told(self, mismatch: float) -> None:
+        """Report a trial; stop where that is asked for."""
+        self.done += 1
+        self.least = mismatch if self.least is None else min(self.least, mismatch)
+        if self.callback is not None:
+            progress = Progress(f"{self.nfe} evaluations", self.done, max(self.done, self.total), self.least)
+            if self.callback(progress) is False:
+                raise Stopped
+
+    def calibrate(self, near: Levels | None = None) -> Calibration:
+        """Search, judge, and fit what is kept; `near` are levels found for another budget."""
+        reference, recipe = self.reference, self.recipe
+        device = reference.model.device
+        goal = reference.samples.to(device)
+        power = recipe.search.power if recipe.search else 0.5
+        objective = Mismatch(reference.basis, goal, reference.groups, power)
+        fitted, judges = self.split()
+        stopped = False
+        plain = Trials(reference, self.solver, Plain(), objective, self.told)
+        trials = Trials(reference, self.solver, recipe.fit(reference, fitted), objective, self.told)
+        calls = plain.denoiser.calls + trials.denoiser.calls
+        starts = self.starting_points(near)
+        self.total = len(starts) + len(recipe.rivals)
+        self.total += recipe.search.trials(self.solver, starts[0]) if recipe.search else 0
+        found: list[Found] = []
+        try:
+            for grid in recipe.rivals:
+                found.append(Found(f"plain, {type(grid).__name__}", plain(self.levels(grid)), False))
+            unsearched = trials(starts[0])
+            found.append(Found("unsearched", unsearched, True))
+            if recipe.search is not None:
+                best = min([unsearched, *map(trials, starts[1:])], key=lambda trial: trial.mismatch)
+                found.append(Found("searched", best, True))
+                for better in recipe.search(trials, best):
+                    found[-1] = Found("searched", better, True)
+        except (KeyboardInterrupt, Stopped):
+            if not any(candidate.corrected for candidate in found):
+                raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
+            stopped = True
+            logger.warning("stopped: keeping the best of %d trials", self.done)
+        kept, judged = self.judge(found, judges)
+        steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
+        if kept.corrected:
+            statistics = self.refit(kept.trial.levels, trials.denoiser)
+            steps = tuple(step_weights(row) for row in statistics)
+        spent = plain.denoiser.calls + trials.denoiser.calls - calls
+        return Calibration(
+            solver=self.solver,
+            levels=kept.trial.levels,
+            basis=reference.basis,
+            steps=steps,
+            fingerprint=reference.model.fingerprint,
+            conditions=dict(reference.model.conditions),
+            provenance={
+                "model": reference.model.name,
+                "seeds": [reference.seeds[0], len(reference.seeds)],
+                "reference_steps": reference.trajectory.levels.steps,
+                "kept": kept.name,
+                "mismatch": {name: float(f"{value:.4g}") for name, value in judged.items()},
+                "fit": repr(recipe.fit),
+                "search": repr(recipe.search),
+                "trials": self.done,
+                "stopped": stopped,
+                "network_calls": reference.network_calls + int(all_reduce_sum(torch.tensor(spent))),
+                "backward_passes": 0,
+                "device": str(device),
+                "steindiff": __version__,
+                "torch": str(torch.__version__),
+            },
+        )
+
+    def split(self) -> tuple[Tensor | None, Tensor]:
+        """Which local samples weights are fitted to while it is judged, and which judge: `(N,)` bool."""
+        first, count = self.reference.first, len(self.reference.local_seeds)
+        judges = torch.arange(first, first + count) % JUDGES == JUDGES - 1
+        if (not self.recipe.rivals and self.recipe.search is None) or len(self.reference.seeds) < JUDGES:
+            return None, torch.ones_like(judges)
+        return ~judges, judges
+
+    def starting_points(self, near: Levels | None) -> list[Levels]:
+        """Where a search may begin; the first is where an unsearched calibration steps."""
+        grid = self.recipe.grid
+        if isinstance(grid, Grid):
+            return [self.levels(grid)]
+        first = self.levels(grid(self.reference))
+        if self.recipe.search is None:
+            return [first]
+        starts = STARTS if self.recipe.search.start else (None,)
+        powers = POWERS if isinstance(grid, GaussianDensity) else (getattr(grid, "power", 0.2),)
+        found = [first] if near is None else [first, resampled(near, first.steps)]
+        for start in starts:
+            for power in powers:
+                density = GaussianDensity(power) if isinstance(grid, GaussianDensity) else grid
+                levels = self.levels(density(self.reference), start)
+                if levels not in found:
+                    found.append(levels)
+        return found
+
+    def judge(self, found: Sequence[Found], judges: Tensor) -> tuple[Found, dict[str, float]]:
+        """The candidate to keep, by the mismatch of samples nothing was fitted to, and that of all of them."""
+        reference = self.reference
+        rows = judges.to(reference.model.device)
+        goal = reference.samples.to(reference.model.device)[rows]
+        power = self.recipe.search.power if self.recipe.search else 0.5
+        objective = Mismatch(reference.basis, goal, reference.groups[judges], power)
+        judged = {candidate.name: objective(candidate.trial.states[-1].x[rows]) for candidate in found}
+        corrected = [c for c in found if c.corrected]
+        best = min(corrected, key=lambda c: judged[c.name])
+        plain = min((c for c in found if not c.corrected), key=lambda c: judged[c.name], default=best)
+        return (best if judged[best.name] <= BETTER * judged[plain.name] or plain is best else plain), judged
+
+    def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:
+        """The weights of every step, fitted to all seeds."""
+        reference = self.reference
+        x = reference.model.noise(reference.local_seeds, levels[0])
+        return sample(denoiser, x, levels, self.solver, self.recipe.fit(reference)).statistics
+
+
+def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
+    """What a calibration keeps of a step, from what its correction said; empty where it changed nothing."""
     rho, tau = statistics.get("rho"), statistics.get("tau", ())
     if rho is None or not (bool((rho != 1.0).any()) or any(bool(row.any()) for row in tau)):
-        return StepRow()
-    return StepRow(tuple(rho.tolist()), tuple(tuple(row.tolist()) for row in tau), tuple(statistics["error"].tolist()))
+        return StepWeights()
+    return StepWeights(
+        tuple(rho.tolist()), tuple(tuple(row.tolist()) for row in tau), tuple(statistics["error"].tolist())
+    )

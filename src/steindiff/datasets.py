@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from steindiff import _weights as weights
 from steindiff._discovery import named
 from steindiff._files import atomic, sha256, sweep, unfinished
-from steindiff.zoo import weights
 
 _SECONDS = 1800
 

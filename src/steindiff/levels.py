@@ -18,12 +18,21 @@ if TYPE_CHECKING:
 class Level(NamedTuple):
     r"""One noise level (t, α, σ) of the forward coupling x = α x* + σ ε.
 
-    `t` is what the network is conditioned on; `alpha` and `sigma` are what the mathematics needs.
+    `t` is what the network is conditioned on; `alpha` and `sigma` are what the mathematics needs. They need not agree:
+    a coarse state carries a little less noise than its level says, and a network that is *told* so, by the t that
+    belongs to told · σ/α, denoises it better.
+
+    Attributes:
+        t: the schedule's time at told · σ/α.
+        alpha: α.
+        sigma: σ.
+        told: the factor of σ/α the network is told; 1 for every level of a schedule.
     """
 
     t: float
     alpha: float
     sigma: float
+    told: float = 1.0
 
     @property
     def lam(self) -> float:
@@ -38,6 +47,22 @@ class Level(NamedTuple):
     def ratio(self) -> float:
         r"""Noise-to-signal ratio σ/α, the σ of EDM coordinates; ∞ at α = 0."""
         return math.inf if self.alpha == 0.0 else self.sigma / self.alpha
+
+
+class Linear(NamedTuple):
+    r"""The linear part of a step s → t: every step can be written x_t = r x_s + b D̄, D̄ an effective denoised image.
+
+    r = σ_t/σ_s keeps the noise in proportion, b = α_t − r α_s restores the signal.
+    """
+
+    r: float
+    b: float
+
+
+def linear(s: Level, t: Level) -> Linear:
+    r"""(r, b) of the step from level s to level t."""
+    r = t.sigma / s.sigma
+    return Linear(r, t.alpha - r * s.alpha)
 
 
 @dataclass(frozen=True)
@@ -59,10 +84,12 @@ class Levels(Sequence[Level]):
 
     def __post_init__(self) -> None:
         if len(self.levels) < 2:
-            raise ValueError(f"levels: got {len(self.levels)}, need at least 2 (one step)")
+            raise ValueError(f"levels must hold at least 2 levels (one step), got {len(self.levels)}")
         for i, level in enumerate(self.levels):
             if not all(map(math.isfinite, level)) or level.alpha < 0 or level.sigma < 0:
-                raise ValueError(f"levels[{i}] = {level}: t, alpha, sigma must be finite, alpha and sigma >= 0")
+                raise ValueError(f"levels[{i}] = {level}: t, alpha and sigma must be finite, alpha and sigma >= 0")
+            if not 0.0 < level.told < math.inf:
+                raise ValueError(f"levels[{i}].told must be finite and > 0, got {level.told}")
             if level.alpha == level.sigma == 0.0:
                 raise ValueError(f"levels[{i}] = {level}: alpha and sigma must not both be 0")
         for i in range(self.steps):
@@ -78,15 +105,21 @@ class Levels(Sequence[Level]):
         return len(self.levels) - 1
 
     def between(self, i: int, r: float) -> Level:
-        r"""The level at λ_i + r (λ_{i+1} − λ_i), for an inner stage of step i."""
+        r"""The level at λ_i + r (λ_{i+1} − λ_i), for an inner stage of step i, told what level i is."""
         s, t = self.levels[i].lam, self.levels[i + 1].lam
-        return self.schedule.at(s + r * (t - s))
+        lam = s + r * (t - s)
+        told = self.levels[i].told
+        level = self.schedule.at(lam)
+        return level if told == 1.0 else level._replace(t=self.schedule.time(lam - math.log(told)), told=told)
 
-    def from_index(self, start: int) -> Levels:
-        """The tail that begins at `start`, as img2img and inpainting need it."""
-        if not 0 <= start < self.steps:
-            raise ValueError(f"start = {start}: allowed are 0 to {self.steps - 1}")
-        return Levels(self.levels[start:], self.schedule)
+    def tell(self, factors: Sequence[float]) -> Levels:
+        r"""These levels with the network told factors[i] · σ_i/α_i at level i; missing factors are 1."""
+        told = list(self.levels)
+        for i, (factor, level) in enumerate(zip(factors, self.levels, strict=False)):
+            if factor != 1.0 and 0.0 < level.ratio < math.inf:
+                t = self.schedule.time(-math.log(factor * level.ratio))
+                told[i] = level._replace(t=t, told=factor)
+        return Levels(tuple(told), self.schedule)
 
     @overload
     def __getitem__(self, i: int) -> Level: ...

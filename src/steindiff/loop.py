@@ -8,11 +8,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 import torch
-from rich.progress import track
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from steindiff.corrections.base import Correction
+from steindiff.corrections.base import Correction, Transition
 from steindiff.corrections.plain import Plain
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
@@ -34,33 +33,53 @@ class Cancelled(RuntimeError):
     """A callback asked to stop; there is no result."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SampleResult:
     """A finished run.
 
     Attributes:
         x: the samples, `(B, *)`.
-        nfe: evaluations of the denoiser the solver asked for.
-        network_calls: what the networks counted, guidance and finite-difference probes included.
-        backward_passes: backward passes through the network spent by the correction.
-        statistics: what the correction measured, one mapping per step.
+        nfe: evaluations of the denoiser the solver asked for, per sample.
+        network_calls: what the networks counted, guidance and finite-difference probes included, for one batch.
+        backward_passes: backward passes through the network spent by the correction, for one batch.
+        statistics: what the correction measured, one mapping per step (of the first batch).
         trajectory: all states from first to last if captured, else empty.
     """
 
     x: Tensor
     nfe: int
     network_calls: int
-    backward_passes: int
-    statistics: tuple[Mapping[str, Any], ...]
-    trajectory: tuple[Tensor, ...]
+    backward_passes: int = 0
+    statistics: tuple[Mapping[str, Any], ...] = ()
+    trajectory: tuple[Tensor, ...] = ()
+
+
+class State(NamedTuple):
+    """Where a run stands: before step i, at the states `x`, `(B, *)`, with the latest evaluations, newest first."""
+
+    i: int
+    x: Tensor
+    history: tuple[Evaluation, ...] = ()
 
 
 def check_state(x: Tensor) -> None:
     """Refuse states no solver can work on."""
     if x.ndim < 2 or x.numel() == 0:
-        raise ValueError(f"x: shape {tuple(x.shape)}, need a batch of samples (B, *) with B >= 1 and at least one axis")
+        raise ValueError(f"x must be a batch of samples (B, *) with B >= 1, got shape {tuple(x.shape)}")
     if x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"x: dtype {x.dtype}, allowed are torch.float32 and torch.float64 (the network may use less)")
+        raise ValueError(f"x must be torch.float32 or torch.float64 (the network may use less), got {x.dtype}")
+
+
+def advance(
+    denoiser: Denoiser, state: State, levels: Levels, solver: Solver, correction: Correction
+) -> tuple[State, Transition]:
+    """Take one step."""
+    i, x, history = state
+    step = Step(solver.tableau(levels, i), denoiser, history)
+    transition = correction(step, x, levels, i)
+    memory = max(solver.memory, correction.memory)
+    kept = (*reversed(transition.evaluations), *history)[:memory]
+    return State(i + 1, transition.x, kept), transition
 
 
 @torch.no_grad()
@@ -72,10 +91,11 @@ def sample(
     correction: Correction | None = None,
     *,
     callback: Callable[[StepInfo], bool | None] | None = None,
-    progress: bool = False,
     capture: bool = False,
 ) -> SampleResult:
     """Carry the states `x` from levels[0] to levels[-1].
+
+    This is what hosts call, which hold their own states. `Sampler` is the loop over seeds and batches around it.
 
     Args:
         denoiser: D(x, level).
@@ -84,30 +104,35 @@ def sample(
         solver: how to step.
         correction: what to do with each step; default nothing.
         callback: called after every step; return False to cancel.
-        progress: show a progress bar with the time left.
         capture: keep all states.
 
     Returns:
         The samples with their cost.
 
     Raises:
+        TypeError: if an argument is not of its kind; the message says what to pass.
         ValueError: if `x` or a denoised image has the wrong shape or dtype.
         RuntimeError: if the network or the state became NaN or infinite, naming the step.
         Cancelled: if the callback returned False.
     """
     check_state(x)
-    correction = correction or Plain()
+    correction = Plain() if correction is None else correction
+    for name, value, kind, hint in (
+        ("denoiser", denoiser, Denoiser, "wrap the network: Epsilon(network), Velocity, FlowVelocity, X0, EDMDenoiser"),
+        ("levels", levels, Levels, "GRIDS['logsnr'](schedule, steps)"),
+        ("solver", solver, Solver, "SOLVERS['dpmpp-2m']"),
+        ("correction", correction, Correction, "calibration.replay()"),
+    ):
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be a {kind.__name__}, got {value!r}; pass for example {hint}")
     calls = denoiser.calls
-    memory = max(solver.memory, correction.memory)
-    history: tuple[Evaluation, ...] = ()
     statistics: list[Mapping[str, Any]] = []
     sizes: list[list[Tensor]] = []
     trajectory = [x]
     nfe = backward_passes = 0
-    for i in track(range(levels.steps), "sampling", disable=not progress):
-        step = Step(solver.tableau(levels, i), denoiser, history)
-        x, evaluations, stats, passes = correction(step, x, levels, i)
-        history = (*reversed(evaluations), *history)[:memory]
+    state = State(0, x)
+    while state.i < levels.steps:
+        state, (x, evaluations, stats, passes) = advance(denoiser, state, levels, solver, correction)
         nfe += len(evaluations)
         backward_passes += passes
         statistics.append(stats)
@@ -118,16 +143,16 @@ def sample(
             trajectory.append(x)
         if callback is not None:
             denoised = evaluations[-1].d if evaluations else None
-            if callback(StepInfo(i, levels.steps, x, levels[i + 1], denoised)) is False:
-                raise Cancelled(f"cancelled by the callback after step {i + 1} of {levels.steps}")
+            if callback(StepInfo(state.i - 1, levels.steps, x, levels[state.i], denoised)) is False:
+                raise Cancelled(f"cancelled by the callback after step {state.i} of {levels.steps}")
     check_health(sizes, levels)
     return SampleResult(
-        x,
-        nfe,
-        denoiser.calls - calls,
-        backward_passes,
-        tuple(statistics),
-        tuple(trajectory) if capture else (),
+        x=x,
+        nfe=nfe,
+        network_calls=denoiser.calls - calls,
+        backward_passes=backward_passes,
+        statistics=tuple(statistics),
+        trajectory=tuple(trajectory) if capture else (),
     )
 
 

@@ -1,12 +1,4 @@
-r"""What a model says about its own data: a fine trajectory with measurements, and no reference data.
-
-Two facts from Stein's identity on x = α x* + σ ε, with J = ∂D/∂x and a band f of an orthonormal basis:
-
-    Cov(x* | x) = (σ²/α) J,   hence   M_f = E|x*_f|² = E|D_f|² + (σ²/α) E[J_ff]      (clean energy)
-    σ² E tr(J²) = σ² E‖Jᵀv‖²                                                          (where steps are costly)
-
-Both need only D and pull-backs Jᵀv of Rademacher directions v: J_ff ≈ (Bv)_f (B Jᵀv)_f.
-"""
+r"""A model's own fine trajectory: many small steps of some seeds, to which coarse steps are fitted. No data needed."""
 
 from __future__ import annotations
 
@@ -17,86 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steindiff._distributed import all_reduce_sum, local_only, rank
+from steindiff._checks import at_least
+from steindiff._distributed import all_reduce_sum, rank
 from steindiff.averages import mean
 from steindiff.bases import Basis, natural_basis
-from steindiff.denoisers.base import Denoiser
-from steindiff.denoisers.batched import Batched
-from steindiff.grids.base import Grid
+from steindiff.corrections.alignment import Groups
 from steindiff.grids.logsnr import LogSNR
-from steindiff.grids.stein import Stein
 from steindiff.levels import Level, Levels
 from steindiff.loop import StepInfo, sample
-from steindiff.probes._pullback import Route, by_autograd, pullback
-from steindiff.probes.directions import Rademacher
-from steindiff.schedules.base import Schedule
-from steindiff.seeding import noise
-from steindiff.solvers.base import Solver
+from steindiff.model import Model
+from steindiff.seeding import check_seeds, in_batches
 from steindiff.solvers.dpmpp import DPMSolverMultistep
-from steindiff.tableau import HERE, Stage
 
-Conditioned = Callable[[Sequence[int]], Denoiser]
-"""Seeds to the denoiser of a batch with those seeds: a sample's condition belongs to its seed."""
-
-
-def cut(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
-    """The seeds in parts of at most `batch`."""
-    if batch < 1:
-        raise ValueError(f"batch = {batch}: allowed are whole numbers >= 1")
-    return [seeds[k : k + batch] for k in range(0, len(seeds), batch)]
-
-
-def conditioned(denoiser: Denoiser | Conditioned, seeds: Sequence[int], batch: int) -> Denoiser:
-    """The denoiser of all `seeds` together, evaluated in parts of at most `batch`."""
-    parts = cut(seeds, batch)
-    return Batched(
-        [denoiser if isinstance(denoiser, Denoiser) else denoiser(part) for part in parts],
-        [len(part) for part in parts],
-    )
-
-
-@dataclass(frozen=True)
-class ProbedLevel:
-    """What was measured at one level, sample by sample (N samples, K bands), float64.
-
-    Attributes:
-        level: where.
-        energy: |D_f|², `(N, K)`.
-        gain: J_ff, `(N, K)`.
-        square: ‖Jᵀv‖², an estimate of tr(JJᵀ), `(N,)`.
-    """
-
-    level: Level
-    energy: Tensor
-    gain: Tensor
-    square: Tensor
-
-    def clean_energy(self) -> Tensor:
-        r"""The reference-free M_f = |D_f|² + (σ²/α) J_ff, `(N, K)`; its mean over samples estimates E|x*_f|²."""
-        return self.energy + (self.level.sigma**2 / self.level.alpha) * self.gain
-
-    def cost(self) -> float:
-        r"""σ² E tr(J²), the energy a first-order step of unit log-size loses here."""
-        return self.level.sigma**2 * float(mean(self.square))
-
-
-def measure(
-    denoiser: Denoiser,
-    x: Tensor,
-    level: Level,
-    basis: Basis,
-    v: Tensor,
-    route: Route = by_autograd,
-) -> ProbedLevel:
-    """Measure at states `x`, `(N, *)`, of one level, in directions `v`, `(probes, N, *)`."""
-    gain = torch.zeros(len(x), basis.bands, dtype=torch.float64, device=x.device)
-    square = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    d, pull = pullback(lambda z: denoiser(z, level), x, route)
-    for direction in v:
-        pulled = pull(direction)
-        gain += basis.average(basis.forward(direction) * basis.forward(pulled)) / len(v)
-        square += pulled.double().square().flatten(1).sum(1) / len(v)
-    return ProbedLevel(level, basis.average(basis.forward(d).square()), gain, square)
+LARGE = 2 * 2**30
+"""Bytes beyond which a trajectory is kept in half precision."""
 
 
 @dataclass(frozen=True)
@@ -135,61 +61,78 @@ class Trajectory:
         if not self.reaches(level):
             raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
         if (k := self._visit(level)) is not None:
-            return self.states[k]
+            return self.states[k].float() if self.states[k].dtype.itemsize < 4 else self.states[k]
         i = max(k for k, known in enumerate(self.levels) if known.ratio > level.ratio)
         s, e = self.levels[i], self.levels[i + 1]
         start, end = s.alpha / s.sigma, e.alpha / e.sigma
         width = end - start
         u = (level.alpha / level.sigma - start) / width
-        if i + 1 == len(self.denoised):
-            value = (1.0 - u) / s.sigma * self.states[i] + u / e.sigma * self.states[i + 1]
-        else:
-            value = (1.0 + 2.0 * u) * (1.0 - u) ** 2 / s.sigma * self.states[i]
-            value = value + u * u * (3.0 - 2.0 * u) / e.sigma * self.states[i + 1]
-            value = value + width * u * (1.0 - u) ** 2 * self.denoised[i]
-            value = value - width * u * u * (1.0 - u) * self.denoised[i + 1]
-        return level.sigma * value
+        terms = [((1.0 - u) / s.sigma, self.states[i]), (u / e.sigma, self.states[i + 1])]
+        if i + 1 < len(self.denoised):
+            terms = [
+                ((1.0 + 2.0 * u) * (1.0 - u) ** 2 / s.sigma, self.states[i]),
+                (u * u * (3.0 - 2.0 * u) / e.sigma, self.states[i + 1]),
+                (width * u * (1.0 - u) ** 2, self.denoised[i]),
+                (-width * u * u * (1.0 - u), self.denoised[i + 1]),
+            ]
+        wide = torch.promote_types(self.states[i].dtype, torch.float32)
+        total = torch.zeros_like(self.states[i], dtype=wide)
+        for weight, tensor in terms:
+            total.add_(tensor.to(wide), alpha=level.sigma * weight)
+        return total
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """A fine trajectory with measurements.
+    """A fine trajectory of a model.
 
     Attributes:
-        schedule: the schedule it ran on.
+        model: whose it is.
         basis: the basis of the bands.
         seeds: of the samples of all processes.
-        own: those of this process, N of them, in order of rank.
-        probe_levels: measured levels, from noise to data, on the first of all samples, as far as they are its own.
-        path: the trajectory of its own.
-        network_calls: what it cost, the probe_levels included.
-        backward_passes: likewise.
+        local_seeds: those of this process, N of them, in order of rank.
+        trajectory: of the local seeds.
+        batch: samples in one network call, at most.
+        network_calls: what it cost, over all processes.
     """
 
-    schedule: Schedule
+    model: Model
     basis: Basis
     seeds: tuple[int, ...]
-    own: tuple[int, ...]
-    probe_levels: tuple[ProbedLevel, ...]
-    path: Trajectory
+    local_seeds: tuple[int, ...]
+    trajectory: Trajectory
+    batch: int
     network_calls: int
-    backward_passes: int
 
     @property
     def samples(self) -> Tensor:
         """Where the trajectory ended, `(N, *)`."""
-        return self.path.states[-1]
+        return self.trajectory(self.trajectory.levels[-1])
+
+    @property
+    def to_zero(self) -> bool:
+        """Whether it ended at σ = 0."""
+        return self.trajectory.levels[-1].sigma == 0.0
+
+    @property
+    def first(self) -> int:
+        """The place of the first local seed among all."""
+        return self.seeds.index(self.local_seeds[0])
+
+    @property
+    def groups(self) -> Groups:
+        """Which of the local samples share a condition."""
+        labels = [self.model.condition_of(seed) for seed in self.seeds]
+        return Groups.of(labels, slice(self.first, self.first + len(self.local_seeds)))
 
     def self_energy(self) -> Tensor:
-        """The energy |x_f|² of the trajectory's own samples, `(N, K)`: right also where D is no conditional mean."""
+        """The energy |x_f|² of the trajectory's own samples, `(N, K)`: right also where D is not a conditional mean."""
         return self.basis.average(self.basis.forward(self.samples).square())
 
-    def stein_energy(self, ratio: float) -> Tensor:
-        r"""The reference-free clean energy at the station nearest to σ/α = `ratio`, mean over samples, `(1, K)`."""
-        if not self.probe_levels:
-            raise ValueError("probe_levels = 0: the reference-free energy needs a survey with probe_levels")
-        station = min(self.probe_levels, key=lambda s: abs(s.level.lam - Level(0.0, 1.0, ratio).lam))
-        return mean(station.clean_energy())[None]
+    def variances(self) -> Tensor:
+        """Band variances of the samples within their condition, E|x′_f|², `(K,)` float64."""
+        coefficients = self.basis.forward(self.samples)
+        return mean(self.basis.average((coefficients - self.groups.means(coefficients)).square()))
 
     @property
     def sigma_data(self) -> float:
@@ -201,112 +144,58 @@ class ReferenceRun:
         """Root energy of the samples' strongest band, per coefficient: noise far above it hides everything."""
         return float(mean(self.self_energy()).max().sqrt())
 
-    def grid(self, power: float = 0.2) -> Stein:
-        """The Stein grid that follows from the probe_levels; it ends where the trajectory did."""
-        knots = [(station.level.lam, max(station.cost(), 1e-12)) for station in self.probe_levels]
-        return Stein(tuple(knots), power, to_zero=self.path.levels[-1].sigma == 0.0)
-
 
 def reference_run(
-    denoiser: Denoiser | Conditioned,
-    schedule: Schedule,
-    shape: Sequence[int],
+    model: Model,
+    seeds: Sequence[int],
     *,
-    seeds: Sequence[int] = range(64),
     steps: int = 24,
-    probe_levels: int = 10,
-    probe_samples: int = 16,
-    probes: int = 2,
+    to_zero: bool | None = None,
     batch: int = 64,
     basis: Basis | None = None,
-    grid: Grid | None = None,
-    solver: Solver | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    route: Route = by_autograd,
-    callback: Callable[..., bool | None] | None = None,
+    callback: Callable[[StepInfo], bool | None] | None = None,
 ) -> ReferenceRun:
-    """Sample with many steps, then measure at some of the levels passed.
+    """Sample some seeds with many steps of DPM-Solver++(3M), evenly in log-SNR, and keep the trajectory.
 
     Args:
-        denoiser: D(x, level), or a function from seeds to the denoiser of those samples.
-        schedule: the model's schedule.
-        shape: of one sample.
-        seeds: of the samples; calibrate on seeds you do not evaluate on.
+        model: what to sample from.
+        seeds: of the samples; use seeds you do not evaluate on.
         steps: of the trajectory; enough for its end to be trusted.
-        probe_levels: how many of its levels to measure at; 0 needs no derivative and allows no Stein grid.
-        probe_samples: on how many of the samples.
-        probes: Rademacher directions for each.
-        batch: at most so many samples in one network call.
-        basis: default: the natural one for `shape`.
-        grid: of the trajectory; log-SNR's by default, to σ = 0 where the schedule `ends_above_pixel_noise`. Calibrated
-            runs on the Stein grid end where it ends; a trajectory to σ = 0 serves runs of both kinds.
-        solver: of the trajectory; default DPM-Solver++(3M). It must evaluate once a step, at the state it visits.
-        device: where to run.
-        dtype: of the state.
-        route: how to pull back.
+        to_zero: end at σ = 0, or at the schedule's smallest level; None: as the schedule suggests. Coarse runs that
+            are fitted to it end where it ends.
+        batch: samples in one network call, at most.
+        basis: of the bands; default: the natural one for the model's shape.
         callback: as in `sample`.
 
     Raises:
-        ValueError: if a count is out of range, or the solver evaluates elsewhere.
+        ValueError: if a count is out of range.
     """
-    if probe_levels < 0 or probe_levels == 1 or probe_levels > steps:
-        raise ValueError(f"probe_levels = {probe_levels}: allowed are 0, and 2 to steps = {steps}")
-    if probe_levels and (probes < 1 or not 1 <= probe_samples <= len(seeds)):
-        raise ValueError(
-            f"probes = {probes}, probe_samples = {probe_samples}: need >= 1 probe on 1 to {len(seeds)} samples"
-        )
-    shape = tuple(shape)
-    basis = basis or natural_basis(shape)
-    grid = grid or LogSNR(to_zero=schedule.ends_above_pixel_noise)
-    levels = grid(schedule.finite_start(), steps)
-    solver = solver or DPMSolverMultistep(3)
-    if any(solver.tableau(levels, i).stages != (Stage(HERE, levels[i]),) for i in range(levels.steps)):
-        raise ValueError(f"solver = {solver!r}: allowed are those that evaluate once a step, at the state they visit")
-    batches = cut(seeds, batch)
+    at_least("steps", steps, 2)
+    check_seeds(seeds)
+    levels = LogSNR(to_zero=to_zero)(model.schedule.finite_start(), steps)
+    levels = Levels(levels.levels, model.schedule)
+    batches = in_batches(seeds, batch)
     if len(batches) < rank().world:
         raise ValueError(
-            f"batch = {batch}: {len(seeds)} samples are fewer than a batch for each of {rank().world} processes"
+            f"batch must leave one for each of {rank().world} processes, got {batch} for {len(seeds)} seeds"
         )
-    parts = rank().slice(batches)  # whole batches, so that each is what one process alone would evaluate
-    own = tuple(seed for part in parts for seed in part)
-    first = tuple(seeds).index(own[0])
-    whole = conditioned(denoiser, own, batch)
-    calls = whole.calls
-    x = noise(own, shape, levels[0], dtype).to(device)
-    # Many steps of many samples: kept in main memory, whatever the device has.
-    states, denoised = [x.cpu()], []
+    # Whole batches, so that each is what one process alone would evaluate.
+    own = tuple(seed for part in rank().slice(batches) for seed in part)
+    denoiser = model.denoiser_for(own, batch)
+    calls = denoiser.calls
+    x = model.noise(own, levels[0])
+    # Many steps of many samples: kept in main memory, whatever the device has, thinned where they are large.
+    bytes_needed = 2 * steps * x.numel() * x.element_size()
+    kept = torch.float16 if bytes_needed > LARGE and x.dtype == torch.float32 else x.dtype
+    states, denoised = [x.to("cpu", kept)], []
 
-    def watch(moment: StepInfo) -> bool | None:
-        assert moment.denoised is not None, "the solver evaluates at every state"
-        states.append(moment.x.cpu())
-        denoised.append(moment.denoised.cpu())
-        return None if callback is None else callback(moment)
+    def watch(info: StepInfo) -> bool | None:
+        assert info.denoised is not None, "the solver evaluates at every state"
+        states.append(info.x.cpu() if info.i == levels.steps - 1 else info.x.to("cpu", kept))
+        denoised.append(info.denoised.to("cpu", kept))
+        return None if callback is None else callback(info)
 
-    sample(whole, x, levels, solver, callback=watch)
-    cost = whole.calls - calls
-    measured = []
-    for k in range(probe_levels):
-        i = round(k * (levels.steps - 1) / (probe_levels - 1))
-        generator = torch.Generator().manual_seed(i)
-        none = torch.zeros(0, basis.bands, dtype=torch.float64, device=device)
-        found = [ProbedLevel(levels[i], none, none, none.sum(1))]
-        for start in range(0, probe_samples, batch):
-            chosen = seeds[start : min(start + batch, probe_samples)]
-            with local_only():  # every process draws for all parts, and keeps what is its own
-                v = Rademacher().draw(probes, x.new_empty(len(chosen), *shape), generator)
-            if first <= start < first + len(own):
-                here = states[i][start - first :][: len(chosen)].to(device)
-                chunk = conditioned(denoiser, chosen, batch)
-                before = chunk.calls
-                found.append(measure(chunk, here, levels[i], basis, v, route))
-                cost += chunk.calls - before
-        measured.append(
-            ProbedLevel(
-                levels[i], *(torch.cat([getattr(p, name) for p in found]) for name in ("energy", "gain", "square"))
-            )
-        )
-    passes = probe_levels * -(-probe_samples // batch) * probes if probe_levels else 0
-    path = Trajectory(levels, tuple(states), tuple(denoised))
-    cost = int(all_reduce_sum(torch.tensor(cost)))
-    return ReferenceRun(schedule, basis, tuple(seeds), own, tuple(measured), path, cost, passes)
+    sample(denoiser, x, levels, DPMSolverMultistep(3), callback=watch)
+    cost = int(all_reduce_sum(torch.tensor(denoiser.calls - calls)))
+    trajectory = Trajectory(levels, tuple(states), tuple(denoised))
+    return ReferenceRun(model, basis or natural_basis(model.shape), tuple(seeds), own, trajectory, batch, cost)

@@ -1,4 +1,4 @@
-r"""Initial noise: every sample from its own seed."""
+r"""Seeds: one for every sample, cut into batches, and the noise each begins with."""
 
 from __future__ import annotations
 
@@ -7,23 +7,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from steindiff._checks import integer
-from steindiff._checks import seeds as check_seeds
+from steindiff._checks import at_least
 from steindiff.levels import Level
+
+
+def in_batches(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
+    """The seeds in parts of at most `batch`."""
+    at_least("batch", batch, 1)
+    return [seeds[k : k + batch] for k in range(0, len(seeds), batch)]
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds no generator takes.
+
+    Raises:
+        ValueError: if there is none, or one is not a whole number from 0 to 2**63 − 1.
+        TypeError: if they are not a sequence.
+    """
+    if not hasattr(seeds, "__len__"):
+        raise TypeError(f"seeds must be a sequence, one for each sample, got {seeds!r}; write range({seeds!r})?")
+    if len(seeds) == 0:
+        raise ValueError("seeds must hold at least one, got none")
+    for seed in (seeds[0], seeds[-1]) if isinstance(seeds, range) else seeds:
+        if isinstance(seed, bool) or int(seed) != seed or not 0 <= seed < 2**63:
+            raise ValueError(f"seeds must be whole numbers from 0 to 2**63 - 1, got {seed!r}")
 
 
 def noise(seeds: Sequence[int], shape: Sequence[int], level: Level, dtype: torch.dtype = torch.float32) -> Tensor:
     r"""Initial states σ ε, `(len(seeds), *shape)`, each drawn from its own seed on the CPU.
 
-    A sample depends on its own seed and on nothing else: not on its batch, its place in it, or the device; on `dtype`
-    by rounding only, since ε is drawn in float32 and then cast.
+    A sample depends on its own seed and on nothing else: not on its batch, its place in it, the device or the dtype
+    (ε is drawn in float32 and cast).
 
     Raises:
-        ValueError: if there is no seed, a seed is not a whole number in [0, 2⁶³), or a dimension is not positive.
+        ValueError: if there is no seed, a seed is out of range, or a dimension is not positive.
     """
-    check_seeds("seeds", seeds)
-    for n in shape:
-        integer("shape", n, 1)
+    check_seeds(seeds)
+    if any(n < 1 for n in shape):
+        raise ValueError(f"shape must hold whole numbers >= 1, got {tuple(shape)}")
     out = torch.empty((len(seeds), *shape))
     for row, seed in zip(out, seeds, strict=True):
         row.normal_(generator=torch.Generator().manual_seed(int(seed)))

@@ -68,6 +68,11 @@ HERE = Row(x=1.0)
 """The row of a stage at the current state."""
 
 
+def latest(evaluations: Sequence[Evaluation], history: Sequence[Evaluation]) -> list[Tensor]:
+    """The denoised images a correction may use, newest first: this step's, then those of earlier steps."""
+    return [e.d for e in (*reversed(evaluations), *history)]
+
+
 def combine(row: Row, x: Tensor, evaluations: Sequence[Evaluation], history: Sequence[Evaluation]) -> Tensor:
     """Form the affine combination `row`; a lone weight of 1 returns that very tensor."""
     assert len(row.d) <= len(evaluations), "a row refers to a stage that has not run"
@@ -101,7 +106,7 @@ def run(
         z = combine(stage.row, x, evaluations, history)
         d = yield z, stage.level
         if d.shape != z.shape:
-            raise ValueError(f"denoiser: returned shape {tuple(d.shape)} for a state of shape {tuple(z.shape)}")
+            raise ValueError(f"denoiser must return shape {tuple(z.shape)}, that of its state, got {tuple(d.shape)}")
         evaluations.append(Evaluation(z, d.to(x.dtype), stage.level))
     return Proposal(combine(tableau.output, x, evaluations, history), tuple(evaluations))
 

@@ -17,22 +17,20 @@ from hypothesis import strategies as st
 from damage import HOSTILE, JSON, edited, mutated, refusal
 from steindiff import bases, grids, schedules, solvers
 from steindiff._checks import Within
-from steindiff._serialization import decode, from_config, kinds, parse_json, to_config
+from steindiff._serialization import decode, from_config, parse_json, to_config
 from steindiff.bases import DCT, OPPONENT, Basis, Identity
-from steindiff.grids.base import Grid
 from steindiff.grids.stein import Stein
 from steindiff.integrations import edm
 from steindiff.integrations.identity import check_identity, identify
 from steindiff.levels import Level
 from steindiff.schedules.base import Schedule
-from steindiff.solvers.base import Solver
-from steindiff.zoo import weights
+from steindiff import _weights as weights
 
 TABLES = {
-    "solver": kinds(solvers, Solver),
-    "schedule": kinds(schedules, Schedule),
-    "grid": kinds(grids, Grid),
-    "basis": kinds(bases, Basis),
+    "solver": solvers.SOLVERS.classes(),
+    "schedule": schedules.SCHEDULES.classes(),
+    "grid": grids.GRIDS.classes(),
+    "basis": bases.BASES.classes(),
 }
 THINGS = {
     "solver": list(solvers.SOLVERS.values()),

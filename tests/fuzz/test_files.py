@@ -23,7 +23,7 @@ from steindiff.metrics import Moments, frechet_distance, references
 from steindiff.pictures import Archive, Folder
 from steindiff.production import Images, Manifest, verify
 from steindiff.production.shards import sum_line
-from steindiff.zoo import weights
+from steindiff import _weights as weights
 
 TENSORS = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, dtype=torch.bool)}, metadata={"by": "test"})
 DTYPES = ["F32", "F16", "BF16", "BOOL", "U8", "I64", "F64", "F8_E4M3", "F6_E2M3", "U16", "C64", "X"]

@@ -20,7 +20,7 @@ from steindiff.integrations.score_sde import ve_denoiser, vp_denoiser
 from steindiff.probes._pullback import pullback
 from steindiff.schedules import EDM, VE, VP, SubVP
 from steindiff.solvers import Heun
-from steindiff.zoo import weights
+from steindiff import _weights as weights
 
 CLONE = """
 import torch

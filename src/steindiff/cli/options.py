@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from steindiff._checks import LARGEST_INT, integer
+import steindiff.model
+from steindiff import zoo
+from steindiff._checks import at_least
 from steindiff._devices import available
 from steindiff._discovery import named
 from steindiff.calibration import Calibration
 from steindiff.cli.process_group import own_gpu
-from steindiff.comparison import METHODS, Subject
+from steindiff.comparison import Calibrated, default_methods
 from steindiff.grids import GRIDS
-from steindiff.models import MODELS
+from steindiff.models import load, shipped_calibration
 from steindiff.solvers import SOLVERS
+
+MODELS: dict[str, Callable[..., steindiff.model.Model]] = {name: partial(load, name) for name in zoo.names()}
+"""What `--model` takes: name → function of `guidance`, `device` and `compiled`."""
 
 Model = Annotated[str, typer.Option(help=f"Embedded model: {', '.join(MODELS)}.", autocompletion=lambda: list(MODELS))]
 Solver = Annotated[
@@ -36,7 +41,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes a 
 Guidance = Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model.")]
 Batch = Annotated[int, typer.Option(help="Images evaluated together.")]
 Method = Annotated[
-    str, typer.Option(help=f"How to sample: {', '.join(METHODS)}.", autocompletion=lambda: list(METHODS))
+    str,
+    typer.Option(
+        help=f"How to sample: {', '.join(default_methods())}.", autocompletion=lambda: list(default_methods())
+    ),
 ]
 Calibrations = Annotated[
     list[Path] | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")
@@ -56,7 +64,7 @@ def device(name: str) -> str:
     kind, _, index = name.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if kind not in there or (index and not (index.isdigit() and int(index) < count)):
-        raise ValueError(f"device = {name!r}: allowed here are auto, {', '.join(there)}")
+        raise ValueError(f"device = {name!r} is not on this machine; choose from auto, {', '.join(there)}")
     return own_gpu(count) if name == "cuda" else name
 
 
@@ -69,46 +77,40 @@ def numbers(argument: str, text: str) -> list[int]:
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise ValueError(f"{argument} = {text!r}: allowed are whole numbers >= 1, several as 4,5,6") from None
+        raise ValueError(f"{argument} must be whole numbers >= 1, several as 4,5,6, got {text!r}") from None
 
 
 def seeds(num: int, seed: int) -> range:
     """The seeds of a run.
 
     Raises:
-        ValueError: if there are none, or one is negative or above 2⁶³ − 1.
+        ValueError: if there are none or they are negative.
     """
-    integer("num", num, 1)
-    integer("seed", seed, 0, LARGEST_INT - num)
+    at_least("num", num, 1)
+    at_least("seed", seed, 0)
+    if seed + num > 2**31:
+        raise ValueError(f"seed must leave all seeds below 2**31, got {seed} for {num} images")
     return range(seed, seed + num)
 
 
-def subject(model: str, guidance: float, device_name: str, *, compiled: bool = False) -> Subject:
+def model(name: str, guidance: float, device_name: str, *, compiled: bool = False) -> steindiff.model.Model:
     """The model meant, on its device."""
-    return named("model", model, MODELS)(guidance=guidance, device=device(device_name), compiled=compiled)
+    return named("model", name, MODELS)(guidance=guidance, device=device(device_name), compiled=compiled)
 
 
-def with_calibrations(subject: Subject, paths: Sequence[Path], guidance: float) -> tuple[Subject, list[Calibration]]:
-    """The subject with calibrations from files before the shipped ones, and what the files held.
+def calibrated(model: steindiff.model.Model, paths: Sequence[Path]) -> tuple[Calibrated, list[Calibration]]:
+    """The method that replays calibrations from files before the shipped ones, and what the files held.
 
     Raises:
         ValueError: if a file is damaged or was measured for something else.
     """
     loaded = [Calibration.load(path) for path in paths]
     for path, own in zip(paths, loaded, strict=True):
-        seed = own.settings.get("seed", 0)  # its label is the one the model was recognised by
         try:
-            own.check(
-                denoiser=subject.denoisers([seed]),
-                shape=subject.shape,
-                settings={"guidance": guidance},
-                device=subject.device,
-            )
+            own.check(model)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     table = {(own.solver, own.nfe): own for own in loaded}
-    shipped = subject.calibrations
-    return (
-        dataclasses.replace(subject, calibrations=lambda solver, nfe: table.get((solver, nfe)) or shipped(solver, nfe)),
-        loaded,
-    )
+    return Calibrated(
+        calibrations=lambda model, solver, nfe: table.get((solver, nfe)) or shipped_calibration(model, solver, nfe)
+    ), loaded

@@ -77,9 +77,3 @@ def progress() -> Iterator[Progress]:
     silent = not console(stderr=True).is_terminal or rank().rank > 0
     with Progress(*columns, console=console(stderr=True), transient=True, disable=silent) as bar:
         yield bar
-
-
-def __getattr__(name: str) -> Any:
-    if name == "results":
-        return console()
-    raise AttributeError(name)

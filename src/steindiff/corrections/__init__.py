@@ -3,7 +3,7 @@
 A new file with a `VARIANTS` table is found by walking this folder.
 """
 
-from steindiff._discovery import variants
+from steindiff._discovery import Registry
 from steindiff.corrections.activation import Activation, EveryStep, Expansion, OnlySteps, TopK, log_step
 from steindiff.corrections.base import Correction, Transition
 from steindiff.corrections.consistency import Consistency, Likelihood, LogSigma, Matched, PerDimension
@@ -18,7 +18,7 @@ from steindiff.corrections.relaxation import (
     Unclamped,
 )
 
-CORRECTIONS: dict[str, Correction] = variants(__name__, __path__, Correction)
+CORRECTIONS: Registry[Correction] = Registry(__name__, Correction)
 
 __all__ = [
     "CORRECTIONS",

@@ -9,37 +9,40 @@ and less the finer the detail. So D̄_f is replaced, in every band f of an ortho
 with D_(0), D_(1), … the latest denoised images, newest first. No evaluation is added: the solver made them all.
 
 *Alignment.* ρ and τ are the least-squares fit, over samples, of the G with y = r x + b G, y the state of the same seed
-on the fine trajectory at the next level. Samples are weighted by 1/(|G_f|² + tail · E|G_f|²): band energies of images
-are heavy-tailed, and without weights a few busy images decide for all.
+on the fine trajectory at the next level. Every tensor is split into the mean over samples of the same condition and the
+deviation from it, Z = Z̄ + Z′, and
 
-*Balance.* A least-squares fit is too smooth by what it could not explain. One factor for ρ and τ together gives the
-next state the energy of the fine trajectory's, E log|x_f|² = E log|y_f|², for the typical image, not for the mean.
+    w = argmin Σ ω (|κ G′ − Σ_k w_k F′_k|² + |Ḡ − Σ_k w_k F̄_k|²),        κ = 1.
+
+Samples are weighted by ω = 1/(|G′_f|² + tail · E|G′_f|²): band energies of images are heavy-tailed, and without weights
+a few busy images decide for all. Deviations, because a large mean or a strong condition would drown what varies.
+
+*Balance.* A least-squares fit is too smooth by what it could not explain. The factor κ of the goal's deviations rises
+until the next state varies as the fine trajectory's does, E log|x′_f|² = E log|y′_f|²: the typical image, not the mean
+one. Where nothing has a mean this is one factor for ρ and τ together.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from steindiff._checks import at_least, number
+from steindiff._distributed import all_reduce_sum
 from steindiff.averages import mean, standard_error
 from steindiff.bases import Basis
-from steindiff.corrections.balance import split_step
 from steindiff.corrections.base import Correction, Transition
-from steindiff.levels import Level, Levels
-from steindiff.tableau import Evaluation, Step
+from steindiff.levels import Level, Levels, linear
+from steindiff.tableau import Step, latest
 
 TINY = 1e-12
 """Energies below this count as it: their logarithms must stay finite."""
-
-
-def latest(evaluations: Sequence[Evaluation], history: Sequence[Evaluation]) -> list[Tensor]:
-    """The denoised images a correction may use, newest first: this step's, then those of earlier steps."""
-    return [e.d for e in (*reversed(evaluations), *history)]
 
 
 def differences(denoised: Sequence[Tensor], terms: int) -> list[Tensor]:
@@ -48,7 +51,7 @@ def differences(denoised: Sequence[Tensor], terms: int) -> list[Tensor]:
 
 
 def significant(values: Tensor, errors: float) -> Tensor:
-    """Which means of `values`, `(N, K)`, are more than so many standard errors from 0, `(K,)`."""
+    """Which means of `values`, `(N, K)`, are more than that many standard errors from 0, `(K,)`."""
     return mean(values).abs() > errors * standard_error(values)
 
 
@@ -57,61 +60,59 @@ def weights_of(energy: Tensor, tail: float) -> Tensor:
     return 1.0 / (energy + tail * mean(energy) + TINY)
 
 
-def mismatch(basis: Basis, x: Tensor, goal: Tensor, tail: float = 0.1) -> float:
-    r"""How far `x` is from `goal`, both `(N, *)`: what alignment and balance could still correct, mean over bands.
+@dataclass(frozen=True)
+class Groups:
+    """Which samples share a condition.
 
-    E[|x_f − y_f|²/(|y_f|² + tail · E|y_f|²)], the share of energy that is wrong, plus (E log|x_f|² − E log|y_f|²)², the
-    square of what the typical image has too much or too little.
+    Attributes:
+        index: the group of every sample of this process, `(N,)` int64.
+        count: how many groups there are, over all processes.
     """
-    made, known = basis.forward(x), basis.forward(goal)
-    energy, wanted = basis.average(made.square()), basis.average(known.square())
-    error = mean(weights_of(wanted, tail) * basis.average((made - known).square()))
-    gap = mean(energy.clamp(min=TINY).log() - wanted.clamp(min=TINY).log())
-    return float((error + gap.square()).mean())
 
+    index: Tensor
+    count: int
 
-def fit(
-    basis: Basis, features: Sequence[Tensor], goal: Tensor, *, tail: float, ridge: float, significance: float
-) -> Tensor:
-    r"""Weights w, `(k, K)`, of the features that come closest to the goal, band by band.
+    @classmethod
+    def of(cls, labels: Sequence[Hashable], own: slice = slice(None)) -> Groups:
+        """Group samples by label; those whose label no other has form one group.
 
-    Args:
-        basis: whose coefficients all tensors are, `(N, *)`.
-        features: the first is what stands if nothing can be gained: weights (1, 0, …).
-        goal: what to reproduce.
-        tail: samples count with weight 1/(|goal_f|² + tail · E|goal_f|²).
-        ridge: pull towards (1, 0, …), as a part of every feature's own energy.
-        significance: a band keeps (1, 0, …) unless its error falls by more than so many standard errors.
-    """
-    weight = weights_of(basis.average(goal.square()), tail)
-    k = len(features)
-    stay = torch.zeros(basis.bands, k, dtype=torch.float64, device=goal.device)
-    stay[:, 0] = 1.0
-    gram = stay.new_zeros(basis.bands, k, k)
-    right = stay.new_zeros(basis.bands, k)
-    for i, feature in enumerate(features):
-        right[:, i] = mean(weight * basis.average(feature * goal))
-        for j in range(i + 1):
-            gram[:, i, j] = gram[:, j, i] = mean(weight * basis.average(feature * features[j]))
-    pull = ridge * gram.diagonal(dim1=1, dim2=2) + TINY
-    found = torch.linalg.solve(gram + torch.diag_embed(pull), right + pull * stay)
-    before = weight * basis.average((goal - features[0]).square())
-    after = weight * basis.average((goal - combine(basis, found.T, features)).square())
-    gain = before - after
-    gained = significant(gain, significance) & (mean(gain) > 0)
-    return torch.where(gained[:, None], found, stay).T
+        Args:
+            labels: of the samples of all processes.
+            own: which of them are this process's.
+        """
+        times = Counter(labels)
+        shared: list[Hashable] = [None if times[label] < 2 else (label,) for label in labels]
+        if shared.count(None) == 1:  # nobody to deviate from: all are compared with all
+            shared = [None] * len(labels)
+        numbers = {label: k for k, label in enumerate(dict.fromkeys(shared))}
+        return cls(torch.tensor([numbers[label] for label in shared[own]], dtype=torch.int64), len(numbers))
+
+    def __getitem__(self, rows: Tensor) -> Groups:
+        """Only these samples."""
+        return Groups(self.index[rows.to(self.index.device)], self.count)
+
+    def means(self, values: Tensor) -> Tensor:
+        """Every sample's group mean, `(N, *)`, of `values`, `(N, *)`."""
+        index = self.index.to(values.device)
+        total = values.new_zeros(self.count, *values.shape[1:]).index_add_(0, index, values)
+        size = values.new_zeros(self.count).index_add_(0, index, torch.ones_like(index, dtype=values.dtype))
+        total, size = all_reduce_sum(total), all_reduce_sum(size)
+        return (total / size.clamp(min=1.0).reshape(-1, *[1] * (values.ndim - 1)))[index]
 
 
 def combine(basis: Basis, weights: Tensor, features: Sequence[Tensor]) -> Tensor:
     """Σ_k w_k ⊙ F_k, `(N, *)`, for weights `(k, K)` per band."""
     spread = [basis.spread(row).to(features[0].dtype) for row in weights]
-    return torch.stack([w * f for w, f in zip(spread, features, strict=True)]).sum(0)
+    total = spread[0] * features[0]
+    for w, feature in zip(spread[1:], features[1:], strict=True):
+        total = total.addcmul(w.expand_as(feature), feature)
+    return total
 
 
 def typical_scale(still: Tensor, cross: Tensor, moved: Tensor, target: Tensor, bound: float) -> Tensor:
     r"""The s in [1/bound, bound] with E log(still + 2 s cross + s² moved) = E log target; all `(N, K)`, s `(K,)`.
 
-    By bisection in log s; the energy |r x + s b P|² grows with s wherever P adds to the state.
+    By bisection in log s; the energy |A + s B|² grows with s wherever B adds to A.
     """
     low = torch.full_like(target[0], 1.0 / bound)
     high = torch.full_like(target[0], bound)
@@ -123,6 +124,13 @@ def typical_scale(still: Tensor, cross: Tensor, moved: Tensor, target: Tensor, b
     return (low * high).sqrt()
 
 
+class Fitted(NamedTuple):
+    """Weights `(k, K)` of the features, and the standard errors `(K,)` of the energy factor they contain."""
+
+    weights: Tensor
+    error: Tensor
+
+
 @dataclass(frozen=True)
 class Alignment(Correction):
     r"""ρ and τ fitted on the batch itself. Run it to calibrate; sample with `Replay`.
@@ -130,16 +138,20 @@ class Alignment(Correction):
     Args:
         basis: orthonormal basis and its bands.
         target: the state of the same seeds on the fine trajectory, at any level, `(N, *)`.
+        groups: which samples share a condition.
+        fitted: which samples the weights are fitted to, `(N,)` bool; the others are corrected with them. None: all.
         below: balance the energy of steps that end at σ_t/α_t <= below; alignment acts on all steps.
-        bound: the energy factor is kept in [1/bound, bound].
+        bound: κ is kept in [1/bound, bound].
         significance: a band is left alone unless the correction exceeds this many of its standard errors.
         terms: how many differences ∇D_k are used.
-        tail: see `fit`.
-        ridge: see `fit`.
+        tail: how much busy images count; a large number (1e9) counts all alike.
+        ridge: pull towards the plain step, as a part of every feature's own energy.
     """
 
     basis: Basis
     target: Callable[[Level], Tensor]
+    groups: Groups
+    fitted: Tensor | None = None
     below: float = float("inf")
     bound: float = 4.0
     significance: float = 2.0
@@ -148,13 +160,11 @@ class Alignment(Correction):
     ridge: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name, least in {"below": 0, "bound": 1, "significance": 0, "terms": 0, "tail": 0, "ridge": 0}.items():
-            value = getattr(self, name)
-            if not value >= least:
-                raise ValueError(f"{name} = {value}: allowed are numbers >= {least}")
-        for name in ("bound", "tail", "ridge"):
-            if math.isinf(getattr(self, name)):
-                raise ValueError(f"{name} = inf: allowed are finite numbers")
+        at_least("terms", self.terms, 0)
+        number("below", self.below, 0.0)
+        number("significance", self.significance, 0.0)
+        for name, least in (("bound", 1.0), ("tail", 0.0), ("ridge", 0.0)):
+            number(name, getattr(self, name), least, 1e12)
 
     @property
     def memory(self) -> int:
@@ -162,27 +172,64 @@ class Alignment(Correction):
 
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         s, t = levels[i], levels[i + 1]
-        r, b = split_step(s, t)
+        r, b = linear(s, t)
         candidate, evaluations = step(x)
         forward = self.basis.forward
         state, goal = forward(x), forward(self.target(t).to(x))
         features = [(forward(candidate) - r * state) / b]
         features += [forward(d) for d in differences(latest(evaluations, step.history), self.terms)]
-        weights = fit(
-            self.basis,
-            features,
-            (goal - r * state) / b,
-            tail=self.tail,
-            ridge=self.ridge,
-            significance=self.significance,
-        )
-        error = torch.zeros(self.basis.bands, dtype=torch.float64, device=x.device)
-        if t.ratio <= self.below:
-            scale, error = self.balance(r * state, b * combine(self.basis, weights, features), goal)
-            weights = weights * scale
+        rows = slice(None) if self.fitted is None else self.fitted.to(x.device)
+        weights, error = self.fit([f[rows] for f in features], state[rows], goal[rows], s, t)
         aligned = self.basis.inverse(r * state + b * combine(self.basis, weights, features))
         rho, *tau = weights
         return Transition(aligned, evaluations, {"rho": rho, "tau": tau, "error": error})
+
+    def fit(self, features: Sequence[Tensor], state: Tensor, goal: Tensor, s: Level, t: Level) -> Fitted:
+        r"""Weights of the features, band by band, that lead `state` to `goal`, all coefficients `(N, *)`.
+
+        The first feature is what stands if nothing can be gained: weights (1, 0, …).
+        """
+        r, b = linear(s, t)
+        basis = self.basis
+        groups = self.groups if self.fitted is None else self.groups[self.fitted]
+        goal_mean = groups.means(goal)
+        state_mean = groups.means(state)
+        means = [groups.means(feature) for feature in features]
+        parts = [feature - m for feature, m in zip(features, means, strict=True)]
+        still = r * (state - state_mean)
+        wanted, wanted_mean = (goal - goal_mean - still) / b, (goal_mean - r * state_mean) / b
+        weight = weights_of(basis.average(wanted.square()), self.tail)
+        k = len(features)
+        stay = torch.zeros(basis.bands, k, dtype=torch.float64, device=goal.device)
+        stay[:, 0] = 1.0
+        gram = stay.new_zeros(basis.bands, k, k)
+        varying, constant = stay.new_zeros(basis.bands, k), stay.new_zeros(basis.bands, k)
+        for i in range(k):
+            varying[:, i] = mean(weight * basis.average(parts[i] * wanted))
+            constant[:, i] = mean(weight * basis.average(means[i] * wanted_mean))
+            for j in range(i + 1):
+                product = basis.average(parts[i] * parts[j]) + basis.average(means[i] * means[j])
+                gram[:, i, j] = gram[:, j, i] = mean(weight * product)
+        pull = self.ridge * gram.diagonal(dim1=1, dim2=2) + TINY
+        sides = torch.stack([varying, constant + pull * stay], 2)
+        solved = torch.linalg.solve(gram + torch.diag_embed(pull), sides)
+        moving, fixed = solved[..., 0].T, solved[..., 1].T  # w = κ moving + fixed
+
+        def misfit(weights: Tensor) -> Tensor:
+            gap = basis.average((wanted - combine(basis, weights, parts)).square())
+            return weight * (gap + basis.average((wanted_mean - combine(basis, weights, means)).square()))
+
+        gain = misfit(stay.T) - misfit(moving + fixed)
+        gained = significant(gain, self.significance) & (mean(gain) > 0)
+        moving, fixed = torch.where(gained, moving, 0.0), torch.where(gained, fixed, stay.T)
+        error = torch.zeros(basis.bands, dtype=torch.float64, device=goal.device)
+        if t.ratio > self.below:
+            return Fitted(moving + fixed, error)
+        # A band that keeps the plain step is balanced by a factor of that step.
+        moving, fixed = torch.where(gained, moving, stay.T), torch.where(gained, fixed, 0.0)
+        base = still + b * combine(basis, fixed, parts)
+        kappa, error = self.balance(base, b * combine(basis, moving, parts), goal - goal_mean)
+        return Fitted(kappa * moving + fixed, error)
 
     def balance(self, still: Tensor, moved: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
         """The factor of `moved` that gives still + moved the goal's typical energy, and its standard error, `(K,)`."""

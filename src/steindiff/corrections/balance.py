@@ -20,7 +20,7 @@ from torch import Tensor
 from steindiff.averages import mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
-from steindiff.levels import Level, Levels
+from steindiff.levels import Level, Levels, linear
 from steindiff.tableau import Step
 
 
@@ -31,12 +31,6 @@ class Balanced(NamedTuple):
     error: Tensor
 
 
-def split_step(s: Level, t: Level) -> tuple[float, float]:
-    r"""(r, b) of T = r x + b D̄."""
-    r = t.sigma / s.sigma
-    return r, t.alpha - r * s.alpha
-
-
 def balance(denoised: Tensor, cross: Tensor, energy: Tensor, s: Level, t: Level) -> Balanced:
     r"""Solve for ρ from sample-wise |D̄_f|², x_f D̄_f and |x*_f|², each `(N, K)`.
 
@@ -44,15 +38,15 @@ def balance(denoised: Tensor, cross: Tensor, energy: Tensor, s: Level, t: Level)
     (b² ρ² a_n + 2 r b ρ c_n − w m_n)/F_ρ, F_ρ = 2 b² A ρ + 2 r b C. Clean energies of the same seeds as the states
     cancel most of the spread.
     """
-    r, b = split_step(s, t)
+    r, b = linear(s, t)
     w = t.alpha**2 - (r * s.alpha) ** 2
     a, c, m = mean(denoised), mean(cross), mean(energy)
-    quadratic, linear, constant = b * b * a, 2.0 * r * b * c, w * m.clamp(min=0.0)
-    root = (linear.square() + 4.0 * quadratic * constant).sqrt()
+    quadratic, slant, constant = b * b * a, 2.0 * r * b * c, w * m.clamp(min=0.0)
+    root = (slant.square() + 4.0 * quadratic * constant).sqrt()
     # The two forms of the positive root; each avoids the cancellation of the other.
-    rho = torch.where(linear > 0, 2.0 * constant / (linear + root), (root - linear) / (2.0 * quadratic))
+    rho = torch.where(slant > 0, 2.0 * constant / (slant + root), (root - slant) / (2.0 * quadratic))
     rho = torch.where(quadratic > 0, rho, torch.ones_like(rho))
-    slope = 2.0 * quadratic * rho + linear
+    slope = 2.0 * quadratic * rho + slant
     influence = b * b * rho.square() * denoised + 2.0 * r * b * rho * cross - w * energy
     error = standard_error(influence) / slope.abs().clamp(min=torch.finfo(torch.float64).tiny)
     return Balanced(rho, error)
@@ -60,7 +54,7 @@ def balance(denoised: Tensor, cross: Tensor, energy: Tensor, s: Level, t: Level)
 
 def rebalance(basis: Basis, x: Tensor, candidate: Tensor, s: Level, t: Level, excess: Tensor) -> Tensor:
     r"""The state r x + b ρ D̄ = T + B⁻¹[(ρ − 1) ⊙ B(T − r x)], `(B, *)`; `excess` is ρ − 1 of every coefficient."""
-    r, _ = split_step(s, t)
+    r, _ = linear(s, t)
     residual = candidate if r == 0.0 else candidate.sub(x, alpha=r)
     return candidate + basis.filter(residual, excess)
 
@@ -98,7 +92,7 @@ class Balance(Correction):
         candidate, evaluations = step(x)
         if t.ratio > self.below:
             return Transition(candidate, evaluations, {"rho": None})
-        r, b = split_step(s, t)
+        r, b = linear(s, t)
         coefficients = self.basis.forward(x)
         effective = (self.basis.forward(candidate) - r * coefficients) / b
         energy = self.energy.to(x.device).expand(len(x), -1)

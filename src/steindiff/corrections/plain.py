@@ -17,3 +17,6 @@ class Plain(Correction):
 
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         return Transition(*step(x))
+
+
+VARIANTS = {"plain": Plain()}

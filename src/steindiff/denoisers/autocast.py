@@ -2,6 +2,9 @@ r"""A network in half precision under a state that stays in float32."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,6 +32,10 @@ class Autocast(Denoiser):
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         with torch.autocast(x.device.type, self.dtype):
             return self.denoiser(x, level)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self.denoiser.conditions
 
     @property
     def calls(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import local
 from typing import Any, TypeVar
@@ -33,6 +33,11 @@ class Denoiser(ABC):
     @abstractmethod
     def calls(self) -> int:
         """Network calls made so far by this thread. The difference over a run is its true cost."""
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        """What a calibration of this denoiser depends on beside the network, by name: its guidance."""
+        return {}
 
     def subset(self, part: slice, batch: int) -> Denoiser:
         """The denoiser of the samples `part` of a batch of `batch`: conditions that belong to samples are cut likewise.

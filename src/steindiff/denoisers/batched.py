@@ -2,7 +2,8 @@ r"""A batch evaluated in parts: bounded memory, or parts under different conditi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Batched(Denoiser):
                 sizes.append(len(inside))
             start += size
         return Batched(denoisers, sizes)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self.denoisers[0].conditions
 
     @property
     def calls(self) -> int:

@@ -12,7 +12,7 @@ from steindiff.levels import Level
 
 
 class EDMDenoiser(NetworkDenoiser):
-    r"""A network D_θ(x; σ) for x = x* + σ ε, used on any schedule: D(x, level) = D_θ(x/α; σ/α).
+    r"""A network D_θ(x; σ) for x = x* + σ ε, used on any schedule: D(x, level) = D_θ(x/α; told · σ/α).
 
     Args:
         network: called with `(B, *)` states and `(B,)` noise levels σ, returns the denoised image.
@@ -22,7 +22,7 @@ class EDMDenoiser(NetworkDenoiser):
         self.network = network
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
-        sigma = torch.full(x.shape[:1], level.ratio, dtype=torch.float32, device=x.device)
+        sigma = torch.full(x.shape[:1], level.told * level.ratio, dtype=torch.float32, device=x.device)
         return self.evaluate(x if level.alpha == 1.0 else x / level.alpha, sigma).to(x.dtype)
 
 

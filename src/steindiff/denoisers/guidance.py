@@ -2,6 +2,9 @@ r"""Classifier-free guidance."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from steindiff.denoisers.base import Denoiser
@@ -46,6 +49,11 @@ class Guided(Denoiser):
         dims = tuple(range(1, x.ndim))
         spread = c.std(dims, keepdim=True) / d.std(dims, keepdim=True)
         return self.rescale * spread * d + (1.0 - self.rescale) * d
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        own = {"guidance": self.scale, **({"guidance_rescale": self.rescale} if self.rescale else {})}
+        return {**self.conditional.conditions, **own}
 
     @property
     def calls(self) -> int:

@@ -65,7 +65,7 @@ class Velocity(Prediction):
     r"""f ≈ v = α ε − σ x*: D = (α x − σ f)/(α² + σ²).
 
     References:
-        Progressive Distillation for Fast SampleResult of Diffusion Models (Salimans & Ho, 2022), arXiv:2202.00512.
+        Progressive Distillation for Fast Sampling of Diffusion Models (Salimans & Ho, 2022), arXiv:2202.00512.
     """
 
     def clean(self, x: Tensor, output: Tensor, level: Level) -> Tensor:

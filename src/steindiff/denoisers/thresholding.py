@@ -2,6 +2,9 @@ r"""Keeping the denoised image inside the range of the data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from steindiff.denoisers.base import Denoiser
@@ -19,6 +22,10 @@ class StaticThreshold(Denoiser):
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         return self.denoiser(x, level).clamp(-self.bound, self.bound)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self.denoiser.conditions
 
     @property
     def calls(self) -> int:
@@ -55,6 +62,10 @@ class DynamicThreshold(Denoiser):
         s = ordered[:, low - 1].lerp(ordered[:, high - 1], rank - low).clamp(1.0, self.maximum)
         s = s.reshape(-1, *[1] * (d.ndim - 1))
         return d.clamp(-s, s) / s
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self.denoiser.conditions
 
     @property
     def calls(self) -> int:

@@ -5,14 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from steindiff._checks import at_least
 from steindiff.levels import Levels
 from steindiff.schedules.base import Schedule
-
-
-def check_steps(steps: int) -> None:
-    """Refuse anything but a positive whole number of steps."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps = {steps!r}: allowed are whole numbers >= 1")
 
 
 def spread(start: float, stop: float, num: int) -> list[float]:
@@ -25,11 +20,17 @@ def spread(start: float, stop: float, num: int) -> list[float]:
 class Grid(ABC):
     r"""A rule (schedule, steps) ↦ levels. Children are frozen dataclasses with the field `to_zero`.
 
-    With `to_zero` the last step goes to σ = 0 and the others end at the schedule's smallest level, as in EDM and
-    diffusers (`final_sigmas_type="zero"`). Without it the last level is the schedule's smallest.
+    True: the last step goes to σ = 0 and the others end at the schedule's smallest level, as in EDM and diffusers
+    (`final_sigmas_type="zero"`). False: the last level is the schedule's smallest. None, the default: as False, unless
+    noise at that level would show (`Schedule.ends_above_pixel_noise`); that way no evaluation is wasted on noise nobody
+    can see, and a plain solver is at its best.
     """
 
-    to_zero: bool
+    to_zero: bool | None
+
+    def reaches_zero(self, schedule: Schedule) -> bool:
+        """Whether a run on `schedule` ends at σ = 0."""
+        return schedule.ends_above_pixel_noise if self.to_zero is None else self.to_zero
 
     @abstractmethod
     def times(self, schedule: Schedule, num: int) -> Sequence[float]:
@@ -41,7 +42,6 @@ class Grid(ABC):
         Raises:
             ValueError: if `steps` is not a positive whole number.
         """
-        check_steps(steps)
-        return Levels.from_times(
-            schedule, self.times(schedule, steps if self.to_zero else steps + 1), to_zero=self.to_zero
-        )
+        at_least("steps", steps, 1)
+        to_zero = self.reaches_zero(schedule)
+        return Levels.from_times(schedule, self.times(schedule, steps if to_zero else steps + 1), to_zero=to_zero)

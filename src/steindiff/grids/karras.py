@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from steindiff._checks import number
 from steindiff.grids.base import Grid, spread
 from steindiff.schedules.base import Schedule
 
@@ -19,11 +20,10 @@ class Karras(Grid):
     """
 
     rho: float = 7.0
-    to_zero: bool = True
+    to_zero: bool | None = None
 
     def __post_init__(self) -> None:
-        if not self.rho > 0:
-            raise ValueError(f"rho = {self.rho}: allowed are numbers > 0")
+        number("rho", self.rho, 0.0, open_end=True)
 
     def times(self, schedule: Schedule, num: int) -> list[float]:
         high, low = schedule.ratio_max, schedule.ratio_min
@@ -34,4 +34,4 @@ class Karras(Grid):
         return [*ends[:1], *(schedule.time(-self.rho * math.log(v)) for v in inner), *ends[1:]]
 
 
-VARIANTS = {"edm": Karras(), "edm-min": Karras(to_zero=False)}
+VARIANTS = {"edm": Karras(), "edm-to-zero": Karras(to_zero=True)}

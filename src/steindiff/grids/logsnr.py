@@ -14,11 +14,11 @@ class LogSNR(Grid):
     r"""λ_i = λ_max-noise + i/(n − 1) (λ_min-noise − λ_max-noise).
 
     References:
-        DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic Model SampleResult (Lu et al., 2022),
+        DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic Model Sampling (Lu et al., 2022),
         arXiv:2206.00927.
     """
 
-    to_zero: bool = True
+    to_zero: bool | None = None
 
     def times(self, schedule: Schedule, num: int) -> list[float]:
         first, last = schedule.level(schedule.t_max).lam, schedule.level(schedule.t_min).lam
@@ -28,4 +28,4 @@ class LogSNR(Grid):
         return [schedule.t_max] if num == 1 else [schedule.t_max, *inner, schedule.t_min]
 
 
-VARIANTS = {"logsnr": LogSNR(), "logsnr-min": LogSNR(to_zero=False)}
+VARIANTS = {"logsnr": LogSNR(), "logsnr-to-zero": LogSNR(to_zero=True)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steindiff._checks import number
 from steindiff.grids.base import Grid, spread
 from steindiff.schedules.base import Schedule
 
@@ -19,11 +20,10 @@ class UniformTime(Grid):
     """
 
     power: float = 1.0
-    to_zero: bool = True
+    to_zero: bool | None = None
 
     def __post_init__(self) -> None:
-        if not self.power > 0:
-            raise ValueError(f"power = {self.power}: allowed are numbers > 0")
+        number("power", self.power, 0.0, open_end=True)
 
     def times(self, schedule: Schedule, num: int) -> list[float]:
         inner = spread(schedule.t_max ** (1.0 / self.power), schedule.t_min ** (1.0 / self.power), num)[1:-1]

@@ -33,10 +33,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from steindiff import _weights as weights
 from steindiff._serialization import decode, parse_json
 from steindiff.denoisers import EDMDenoiser
 from steindiff.schedules import EDM
-from steindiff.zoo import weights
 
 MODULES = {"Precond": "training.networks_edm2"}
 """Where a class is defined in a clone, if not in `training.networks`; pickles bring their own copy and do not say."""

@@ -16,26 +16,24 @@ Hosts call under `torch.inference_mode()`: sampling takes no derivative, and cal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from steindiff.calibrating import HOST_RECIPE, Recipe, calibrate
+from steindiff.calibrating import Recipe, calibrate
 from steindiff.calibration import Calibration
-from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import CountingDenoiser
-from steindiff.grids.logsnr import LogSNR
 from steindiff.levels import Level, Levels
 from steindiff.loop import StepInfo, sample
-from steindiff.probes._pullback import by_functional
-from steindiff.reference_run import reference_run
+from steindiff.model import Model
 from steindiff.schedules import EDM, Flow
 from steindiff.schedules.base import Schedule
 from steindiff.solvers import DPMSolverMultistep, Solver
 
 
-class Model(Protocol):
+class HostModel(Protocol):
     """What these hosts call a model: a denoiser of states `(B, *)` at noise levels `(B,)`, guidance already applied."""
 
     def __call__(self, x: Tensor, sigma: Tensor, **extra_args: Any) -> Tensor:
@@ -52,14 +50,14 @@ class HostDenoiser(CountingDenoiser):
         dtype: the model is called with it.
     """
 
-    def __init__(self, model: Model, extra_args: Mapping[str, Any], *, flow: bool, dtype: torch.dtype) -> None:
+    def __init__(self, model: HostModel, extra_args: Mapping[str, Any], *, flow: bool, dtype: torch.dtype) -> None:
         self.model = model
         self.extra_args = extra_args
         self.flow = flow
         self.dtype = dtype
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
-        state, noise = (x, level.sigma) if self.flow else (x / level.alpha, level.ratio)
+        state, noise = (x, level.t) if self.flow else (x / level.alpha, level.told * level.ratio)
         sigma = torch.full(x.shape[:1], noise, dtype=self.dtype, device=x.device)
         return self.model(state.to(self.dtype), sigma, **self.extra_args).to(x.dtype)
 
@@ -90,7 +88,8 @@ def check_replay(
     Raises:
         ValueError: naming what differs.
     """
-    calibration.check(solver=solver, shape=x.shape[1:], settings=settings)
+    if found := calibration.differences(solver=solver, shape=tuple(x.shape[1:]), conditions=settings):
+        raise ValueError(f"calibration does not fit: {'; '.join(found)}")
     if isinstance(calibration.levels.schedule, Flow) != flow:
         raise ValueError(f"flow = {flow}: the calibration was measured on {type(calibration.levels.schedule).__name__}")
     own, given = sigmas_of(calibration).double(), sigmas.double().cpu()
@@ -102,7 +101,7 @@ def check_replay(
 
 
 def sample_steindiff(
-    model: Model,
+    model: HostModel,
     x: Tensor,
     sigmas: Tensor,
     extra_args: Mapping[str, Any] | None = None,
@@ -136,7 +135,7 @@ def sample_steindiff(
     levels, correction = levels_of(sigmas, flow=flow), None
     if calibration is not None:
         check_replay(calibration, x, sigmas, solver=solver, flow=flow, settings=settings or {})
-        levels, solver, correction = calibration.levels, calibration.solver, Replay(calibration)
+        levels, solver, correction = calibration.levels, calibration.solver, calibration.replay()
 
     def unit(level: Level) -> float:
         return 1.0 if flow else level.alpha
@@ -161,13 +160,12 @@ def sample_steindiff(
         solver or DPMSolverMultistep(2),
         correction,
         callback=report,
-        progress=disable is False,
     )
     return (out.x / unit(levels[-1])).to(x.dtype)
 
 
 def calibrate_steindiff(
-    model: Model,
+    model: HostModel,
     shape: Sequence[int],
     nfe: int,
     sigma_min: float,
@@ -176,7 +174,7 @@ def calibrate_steindiff(
     *,
     solver: Solver | None = None,
     flow: bool = False,
-    recipe: Recipe = HOST_RECIPE,
+    recipe: Recipe = Recipe(),  # noqa: B008
     seeds: Sequence[int] = range(32),
     batch: int = 4,
     settings: dict[str, Any] | None = None,
@@ -207,30 +205,10 @@ def calibrate_steindiff(
         ValueError: if an argument is out of range.
     """
     if not 0.0 < sigma_min < sigma_max:
-        raise ValueError(f"sigma_min = {sigma_min}, sigma_max = {sigma_max}: need 0 < sigma_min < sigma_max")
+        raise ValueError(f"sigma_min must be > 0 and below sigma_max, got {sigma_min} and {sigma_max}")
     schedule: Schedule = Flow(sigma_min, sigma_max) if flow else EDM(sigma_min, sigma_max)
     denoiser = HostDenoiser(model, extra_args or {}, flow=flow, dtype=dtype)
-    measured = reference_run(
-        denoiser,
-        schedule,
-        tuple(shape),
-        **recipe.reference_run(seeds),
-        grid=LogSNR(),  # the host's runs end at σ = 0
-        batch=batch,
-        device=device,
-        route=by_functional,
-        callback=callback,
-    )
-    return calibrate(
-        denoiser,
-        solver or DPMSolverMultistep(2),
-        schedule,
-        nfe,
-        tuple(shape),
-        recipe=recipe,
-        measured=measured,
-        batch=batch,
-        device=device,
-        settings=settings,
-        callback=callback,
-    )
+    wrapped = Model(denoiser, schedule, tuple(shape), device=device)
+    recipe = replace(recipe, seeds=seeds, to_zero=True)  # the host's runs end at σ = 0
+    made = calibrate(wrapped, nfe, solver or DPMSolverMultistep(2), recipe=recipe, batch=batch, callback=callback)
+    return replace(made, conditions={**made.conditions, **(settings or {})})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from steindiff._checks import integer
+from steindiff._checks import at_least
 from steindiff.denoisers import Epsilon, Score
 from steindiff.denoisers.prediction import Network
 from steindiff.levels import Level
@@ -24,7 +24,8 @@ def vp_denoiser(network: Network, steps: int = 1000) -> Epsilon:
     Raises:
         ValueError: if `steps` is below 2.
     """
-    return Epsilon(network, time=partial(_label, integer("steps", steps, 2) - 1))
+    at_least("steps", steps, 2)
+    return Epsilon(network, time=partial(_label, steps - 1))
 
 
 def ve_denoiser(network: Network) -> Score:

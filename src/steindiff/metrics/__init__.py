@@ -7,12 +7,15 @@ from steindiff.metrics.fd_dinov2 import dinov2_features
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
 from steindiff.metrics.kid import kernel_distance
+from steindiff.metrics.likeness import psnr, spread
 from steindiff.metrics.pretrained import WeightsUnavailable
+from steindiff.metrics.random_features import RandomFeatures
 
 __all__ = [
     "EfficientNetFeatures",
     "InceptionFeatures",
     "Moments",
+    "RandomFeatures",
     "WeightsUnavailable",
     "dinov2_features",
     "frechet_distance",
@@ -20,4 +23,6 @@ __all__ = [
     "inception_score",
     "kernel_distance",
     "precision_recall",
+    "psnr",
+    "spread",
 ]

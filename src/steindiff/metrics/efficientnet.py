@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from steindiff.zoo import weights
+from steindiff import _weights as weights
 
 CLASSES = 1000
 EPSILON = 1e-3

@@ -3,7 +3,7 @@
 A new file with a `VARIANTS` table is found by walking this folder.
 """
 
-from steindiff._discovery import variants
+from steindiff._discovery import Registry
 from steindiff.probes._pullback import by_autograd, by_functional, pullback
 from steindiff.probes.adaptive import Adaptive
 from steindiff.probes.analytic import Analytic
@@ -17,7 +17,7 @@ from steindiff.probes.on_part import OnPart
 from steindiff.probes.selector import Selection, Trial, select
 from steindiff.probes.vjp import VJP
 
-PROBES: dict[str, Probe] = variants(__name__, __path__, Probe)
+PROBES: Registry[Probe] = Registry(__name__, Probe)
 
 __all__ = [
     "JVP",

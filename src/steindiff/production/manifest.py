@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import torch
 
-from steindiff._checks import LARGEST_INT, Within, integer, seeds
+from steindiff._checks import LARGEST_INT, Within, at_least
 from steindiff._files import write_json
 from steindiff._serialization import checksum, decode, read_json, verified, with_checksum
 from steindiff.production.settings import THREADS, differences
+from steindiff.seeding import check_seeds
 
 FORMAT = 2
 """Version of the files; a set of another version is refused."""
@@ -77,9 +78,9 @@ class Manifest:
             raise ValueError(f"shape must be (channels, height, width), all >= 1, got {self.shape}")
         if not isinstance(self.seeds, range) or self.seeds.step != 1:
             raise ValueError(f"seeds must be a range of consecutive numbers, got {self.seeds}")
-        seeds("seeds", self.seeds)
-        integer("shard_size", self.shard_size, 1)
-        integer("batch", self.batch, 1)
+        check_seeds(self.seeds)
+        at_least("shard_size", self.shard_size, 1)
+        at_least("batch", self.batch, 1)
         if self.shards > MOST_SHARDS:
             least = -(-len(self.seeds) // MOST_SHARDS)
             raise ValueError(f"shard_size must be >= {least} for {len(self.seeds)} images, got {self.shard_size}")
@@ -128,7 +129,7 @@ class Manifest:
             ValueError: if anything is missing, altered or of another version.
         """
         file: _File = decode("manifest", verified("manifest", content, FORMAT), _File)
-        integer("manifest.seeds.first", file.seeds.first, 0, LARGEST_INT - file.seeds.count)
+        Within(0, LARGEST_INT - file.seeds.count)("manifest.seeds.first", file.seeds.first)
         return cls(
             shape=file.shape,
             seeds=range(file.seeds.first, file.seeds.first + file.seeds.count),

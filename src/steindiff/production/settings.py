@@ -16,7 +16,6 @@ from torch import Tensor
 from steindiff._checks import shown
 from steindiff._devices import device_name
 from steindiff._serialization import checksum
-from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 
 THREADS = "threads"
@@ -55,7 +54,7 @@ MOST_THREADS = 1024
 def setting(value: Any) -> Any:
     """A setting as JSON: equal for equal settings in any process, different for different ones.
 
-    Dataclasses become `{"kind": …, field: …}`, functions their names, tensors and calibrations their checksums.
+    Dataclasses become `{"kind": …, field: …}`, functions their names, tensors and replayed weights their checksums.
 
     Raises:
         ValueError: if there is no rule for its type.
@@ -69,7 +68,7 @@ def setting(value: Any) -> Any:
         return {"kind": type(value).__name__}
     raise ValueError(
         f"{type(value).__name__}: cannot be recorded, so a later run could not tell whether it is the same; allowed "
-        "are numbers, text, sequences, tensors, functions, dataclasses and calibrations"
+        "are numbers, text, sequences, tensors, functions and dataclasses"
     )
 
 
@@ -99,15 +98,16 @@ def _(value: Tensor) -> dict[str, Any]:
     return {"dtype": str(value.dtype), "shape": list(value.shape), "sha256": digest}
 
 
-@setting.register
-def _(value: Calibration) -> dict[str, Any]:
-    # The file rounds ρ and τ; a calibration that was never written acts with all its digits.
-    return {"sha256": value.to_dict()["sha256"], "digits": checksum({"rho": value.rho, "tau": value.tau})}
+@setting.register(dict)
+def _(value: Any) -> dict[str, Any]:
+    return {name: setting(item) for name, item in value.items()}
 
 
 @setting.register
 def _(value: Replay) -> dict[str, Any]:
-    return {"kind": "Replay", "calibration": setting(value.calibration)}
+    # Its weights are many numbers: their checksum says as much.
+    weights = [setting(step) for step in value.steps]
+    return {"kind": "Replay", "basis": setting(value.basis), "weights": checksum({"steps": weights})}
 
 
 def differences(known: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

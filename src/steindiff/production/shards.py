@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from steindiff._checks import integer, shown
+from steindiff._checks import at_least, shown
 from steindiff._distributed import EVERYTHING, Rank
 from steindiff._files import write_bytes
 from steindiff.production.manifest import Manifest
@@ -203,7 +203,7 @@ class Images:
         Raises:
             ValueError: if `size` is not positive, or a shard was damaged meanwhile.
         """
-        integer("size", size, 1)
+        at_least("size", size, 1)
         manifest = self.manifest
         cuts = [(k, i) for k in range(manifest.shards) for i in range(0, len(manifest.part(k)), size)]
         return (

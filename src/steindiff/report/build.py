@@ -19,8 +19,8 @@ def results(comparison: Comparison) -> dict[str, Any]:
     return {
         "settings": dict(comparison.settings),
         "features": comparison.features,
-        "against": comparison.against,
-        "rows": [dataclasses.asdict(row) for row in comparison.rows],
+        "floor": comparison.floor,
+        "rows": [{**dataclasses.asdict(row), "psnr": min(row.psnr, 999.0)} for row in comparison.rows],
     }
 
 

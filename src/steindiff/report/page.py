@@ -26,11 +26,11 @@ Chart = dict[str, Any]
 
 def columns(comparison: Comparison) -> list[dict[str, Any]]:
     """The columns of the table: key of a row, title, decimals (None: as it is), and which end is good."""
-    frechet = f"Fréchet distance, {comparison.features} to {comparison.against}"
+    frechet = f"Fréchet distance, {comparison.features} to the model's own many-step samples of other seeds"
     return [
         {"key": "title", "title": "method", "digits": None},
         {"key": "nfe", "title": "evaluations", "digits": None},
-        {"key": "frechet", "title": frechet, "digits": 1},
+        {"key": "honest", "title": frechet, "digits": 1},
         {"key": "energy_ratio", "title": "high-frequency energy ratio", "digits": 2},
         {"key": "distance", "title": "distance to many-step image", "digits": 3},
         {"key": "network_calls", "title": "network calls", "digits": None},
@@ -40,9 +40,11 @@ def columns(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 GOODNESS: dict[str, Callable[[Row], float]] = {
-    "frechet": lambda row: row.frechet,
+    "honest": lambda row: row.honest,
+    "spread": lambda row: abs(row.spread - 1.0),
     "energy_ratio": lambda row: abs(row.energy_ratio - 1.0),
     "distance": lambda row: row.distance,
+    "psnr": lambda row: -row.psnr,
 }
 """Which row is best in a column: the one with the least of this."""
 
@@ -125,10 +127,10 @@ def charts(comparison: Comparison) -> list[Chart]:
         {
             "id": "frechet-nfe",
             "title": "Fréchet distance against evaluations",
-            "caption": f"Lower is better. {comparison.features.capitalize()}, compared with {comparison.against}.",
+            "caption": f"Lower is better. {comparison.features.capitalize()}, to the model's own many-step samples.",
             "x": {"label": "network evaluations", "log": True, "ticks": ticks},
             "y": {"label": "Fréchet distance", "log": True},
-            "frames": {"*": by_method(comparison, lambda r: r.nfe, lambda r: r.frechet)},
+            "frames": {"*": by_method(comparison, lambda r: r.nfe, lambda r: r.honest)},
         },
         {
             "id": "frechet-time",
@@ -136,7 +138,7 @@ def charts(comparison: Comparison) -> list[Chart]:
             "caption": "Lower and further left is better. A backward pass costs time but no evaluation.",
             "x": {"label": "milliseconds per image", "log": True},
             "y": {"label": "Fréchet distance", "log": True},
-            "frames": {"*": by_method(comparison, lambda r: 1000 * r.seconds / images, lambda r: r.frechet)},
+            "frames": {"*": by_method(comparison, lambda r: 1000 * r.seconds / images, lambda r: r.honest)},
         },
         {
             "id": "spectrum",
@@ -198,11 +200,11 @@ def tiles(comparison: Comparison) -> dict[str, list[dict[str, str]]]:
         ours = rows.get("calibrated")
         if not plain or ours is None:
             continue
-        base = min(plain, key=lambda row: row.frechet)
+        base = min(plain, key=lambda row: row.honest)
         out[str(nfe)] = [
             {
-                "before": f"{base.frechet:.1f}",
-                "after": f"{ours.frechet:.1f}",
+                "before": f"{base.honest:.1f}",
+                "after": f"{ours.honest:.1f}",
                 "label": f"Fréchet distance, {base.title} → calibrated",
             },
             {
@@ -257,7 +259,7 @@ def page(comparison: Comparison, title: str | None = None) -> str:
     """The HTML document: styles, script, pictures and numbers in one file that requests nothing."""
     assets = resources.files(__package__) / "assets"
     several = ", ".join(map(str, nfes(comparison)))
-    title = title or f"{comparison.subject}, {comparison.solver}, {several} evaluations: the same seeds, side by side"
+    title = title or f"{comparison.model}, {comparison.solver}, {several} evaluations: the same seeds, side by side"
     data = json.dumps(content(comparison), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     parts = {
         "@title@": html.escape(title),

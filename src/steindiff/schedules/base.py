@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TypeVar
 
-from steindiff._checks import finite
+from steindiff._checks import number
 from steindiff.levels import Level
 
 
@@ -29,10 +29,8 @@ class Schedule(ABC):
     t_max: float
 
     def __post_init__(self) -> None:
-        finite("t_min", self.t_min, 0.0)
-        finite("t_max", self.t_max)
-        if not self.t_min < self.t_max:
-            raise ValueError(f"t_max must be > t_min = {self.t_min}, got {self.t_max}")
+        number("t_min", self.t_min, 0.0)
+        number("t_max", self.t_max, self.t_min, open_end=True)
         try:
             high, low = self.level(self.t_max), self.level(self.t_min)
             sound = high.ratio > low.ratio >= 0.0 and all(map(math.isfinite, (*high, *low)))

@@ -1,6 +1,6 @@
 """Solvers, one file each. A new file with a `VARIANTS` table is found by walking this folder."""
 
-from steindiff._discovery import variants
+from steindiff._discovery import Registry
 from steindiff.solvers.base import Solver
 from steindiff.solvers.ddim import DDIM
 from steindiff.solvers.deis import DEIS
@@ -10,7 +10,7 @@ from steindiff.solvers.heun import Heun
 from steindiff.solvers.ipndm import IPNDM
 from steindiff.solvers.unipc import UniPC, UniPCBh1, UniPCBh2
 
-SOLVERS: dict[str, Solver] = variants(__name__, __path__, Solver)
+SOLVERS: Registry[Solver] = Registry(__name__, Solver)
 
 __all__ = [
     "DDIM",

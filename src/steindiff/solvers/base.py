@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from steindiff.grids.base import Grid
-from steindiff.levels import Level, Levels
-from steindiff.schedules.base import Schedule
+from steindiff.levels import Level, Levels, linear
 from steindiff.tableau import Row, Tableau
 
 FEW_STEPS = 15
@@ -39,25 +37,6 @@ class Solver(ABC):
         """How often a run over `levels` evaluates the denoiser."""
         return sum(len(self.tableau(levels, i).stages) for i in range(levels.steps))
 
-    def levels(self, grid: Grid, schedule: Schedule, nfe: int) -> Levels:
-        """The levels of a run that spends exactly `nfe` evaluations.
-
-        Raises:
-            ValueError: if `nfe` is not a positive whole number, or this solver cannot spend exactly that many.
-        """
-        if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < 1:
-            raise ValueError(f"nfe = {nfe!r}: allowed are whole numbers >= 1")
-        spent = {}
-        for steps in range(1, nfe + 1):
-            levels = grid(schedule, steps)
-            spent[self.calls(levels)] = levels
-            if max(spent) >= nfe:
-                break
-        if nfe not in spent:
-            near = sorted(spent)[-2:] if spent else []
-            raise ValueError(f"nfe = {nfe}: {self!r} cannot spend exactly that; nearest are {near}")
-        return spent[nfe]
-
 
 def order_at(order: int, levels: Levels, i: int, *, lower_order_final: bool) -> int:
     """Order of step i of a multistep method: limited by the history there is and, if asked, by the steps left.
@@ -74,8 +53,8 @@ def order_at(order: int, levels: Levels, i: int, *, lower_order_final: bool) -> 
 
 def euler(s: Level, t: Level) -> Row:
     r"""The first-order step T = r x + (α_t − r α_s) D with r = σ_t/σ_s (DDIM), D the step's first stage."""
-    r = t.sigma / s.sigma
-    return Row(x=r, d=(t.alpha - r * s.alpha,))
+    r, b = linear(s, t)
+    return Row(x=r, d=(b,))
 
 
 def check_order(order: int, allowed: tuple[int, ...]) -> None:

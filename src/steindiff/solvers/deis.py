@@ -25,7 +25,7 @@ class DEIS(Solver):
         lower_order_final: lower the order on the last steps of runs below 15 steps, as public implementations do.
 
     References:
-        Fast SampleResult of Diffusion Models with Exponential Integrator (Zhang & Chen, 2023), arXiv:2204.13902.
+        Fast Sampling of Diffusion Models with Exponential Integrator (Zhang & Chen, 2023), arXiv:2204.13902.
     """
 
     order: int = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steindiff.levels import Levels
+from steindiff.levels import Levels, linear
 from steindiff.phi import phi
 from steindiff.solvers.base import Solver, check_order, order_at
 from steindiff.tableau import HERE, Row, Stage, Tableau
@@ -32,7 +32,7 @@ class DPMSolverMultistep(Solver):
         lower_order_final: lower the order on the last steps of runs below 15 steps, as public implementations do.
 
     References:
-        DPM-Solver++: Fast Solver for Guided SampleResult of Diffusion Probabilistic Models (Lu et al., 2022),
+        DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models (Lu et al., 2022),
         arXiv:2211.01095.
     """
 
@@ -54,8 +54,7 @@ class DPMSolverMultistep(Solver):
         s, t = levels[i], levels[i + 1]
         order = order_at(self.nominal_order, levels, i, lower_order_final=self.lower_order_final)
         h = t.lam - s.lam
-        r = t.sigma / s.sigma
-        first = t.alpha - r * s.alpha  # α_t h φ₁(−h), also right where λ is infinite
+        r, first = linear(s, t)  # first = α_t h φ₁(−h), also right where λ is infinite
         m = [first, 0.0, 0.0]
         if order >= 2:
             # A past level at λ = −∞ (pure noise) has r_k = ∞: its divided difference vanishes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steindiff.levels import Level, Levels
+from steindiff.levels import Level, Levels, linear
 from steindiff.phi import phi
 from steindiff.solvers.base import Solver, check_order, euler
 from steindiff.tableau import HERE, Row, Stage, Tableau
@@ -15,8 +15,7 @@ def midpoint(s: Level, middle: Level, t: Level) -> Row:
 
     x_t = (σ_t/σ_s) x + α_t h φ₁(−h) (m_0 + (m_1 − m_0)/(2 r)), r = (λ_middle − λ_s)/(λ_t − λ_s).
     """
-    r = t.sigma / s.sigma
-    weight = t.alpha - r * s.alpha
+    r, weight = linear(s, t)
     lean = 0.5 * (t.lam - s.lam) / (middle.lam - s.lam)
     return Row(x=r, d=(weight * (1.0 - lean), weight * lean))
 
@@ -33,7 +32,7 @@ class DPMSolverSinglestep(Solver):
         order: 2 or 3, also the number of evaluations a step costs.
 
     References:
-        DPM-Solver++: Fast Solver for Guided SampleResult of Diffusion Probabilistic Models (Lu et al., 2022),
+        DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models (Lu et al., 2022),
         arXiv:2211.01095.
     """
 
@@ -57,9 +56,9 @@ class DPMSolverSinglestep(Solver):
             return Tableau((here, first), midpoint(s, inner[0], t))
         second = Stage(midpoint(s, inner[0], inner[1]), inner[1])
         h = t.lam - s.lam
-        r = t.sigma / s.sigma
+        r, b = linear(s, t)
         slope = t.alpha * h * phi(2, -h) * h / (inner[1].lam - s.lam)
-        return Tableau((here, first, second), Row(x=r, d=(t.alpha - r * s.alpha - slope, 0.0, slope)))
+        return Tableau((here, first, second), Row(x=r, d=(b - slope, 0.0, slope)))
 
 
 VARIANTS = {"dpmpp-2s": DPMSolverSinglestep(2), "dpmpp-3s": DPMSolverSinglestep(3)}

@@ -30,7 +30,7 @@ class IPNDM(Solver):
 
     References:
         Pseudo Numerical Methods for Diffusion Models on Manifolds (Liu et al., 2022), arXiv:2202.09778;
-        Fast SampleResult of Diffusion Models with Exponential Integrator (Zhang & Chen, 2023), arXiv:2204.13902.
+        Fast Sampling of Diffusion Models with Exponential Integrator (Zhang & Chen, 2023), arXiv:2204.13902.
     """
 
     order: int = 4

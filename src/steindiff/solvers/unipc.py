@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steindiff.levels import Level, Levels
+from steindiff.levels import Level, Levels, linear
 from steindiff.phi import phi
 from steindiff.solvers.base import Solver, check_order, order_at
 from steindiff.tableau import HERE, Row, Stage, Tableau
@@ -33,7 +33,7 @@ class UniPC(Solver):
         lower_order_final: lower the order on the last steps, as the public implementations do.
 
     References:
-        UniPC: A Unified Predictor-Corrector Framework for Fast SampleResult of Diffusion Models (Zhao et al., 2023),
+        UniPC: A Unified Predictor-Corrector Framework for Fast Sampling of Diffusion Models (Zhao et al., 2023),
         arXiv:2302.04867.
     """
 
@@ -59,7 +59,7 @@ class UniPC(Solver):
     def weights(self, used: list[Level], t: Level, *, corrected: bool) -> list[float]:
         """Weights of m_0, m_1, … and, if `corrected`, of the target's denoised image last."""
         s = used[0]
-        first = t.alpha - t.sigma / s.sigma * s.alpha
+        first = linear(s, t).b
         h = t.lam - s.lam
         # A past level at λ = −∞ has r_k = −∞ and D_k = 0: it drops out.
         kept = [k for k in range(1, len(used)) if math.isfinite(used[k].lam)]
@@ -83,7 +83,7 @@ class UniPC(Solver):
         if self.lower_order_final:
             order = min(order, levels.steps - i)
         used = [levels[i - k] for k in range(order)]
-        r = t.sigma / s.sigma
+        r = linear(s, t).r
         predicted = self.weights(used, t, corrected=False)
         fresh = not self.corrector or i == 0  # is m_0 evaluated in this step?
         stages = (Stage(HERE, s),) if fresh else ()

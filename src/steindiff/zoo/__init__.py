@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from steindiff import _weights as weights
 from steindiff._discovery import named
-from steindiff.zoo import weights
 from steindiff.zoo.models import ARCHITECTURES
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
 from steindiff.zoo.unet import UNet, UNetConfig

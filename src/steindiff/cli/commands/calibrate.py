@@ -7,19 +7,18 @@ from typing import Annotated
 
 import typer
 
-from steindiff._discovery import named
 from steindiff._distributed import rank
 from steindiff._files import folder
-from steindiff.calibrating import Recipe, calibrate
+from steindiff.calibrating import Progress, Recipe, calibrate_budgets
 from steindiff.cli import options
-from steindiff.cli.output import print_json, progress, results
-from steindiff.reference_run import reference_run
+from steindiff.cli.output import note, print_json, progress
+from steindiff.cli.output import written as say_written
+from steindiff.search import Search
 from steindiff.solvers import SOLVERS
 
 EXAMPLES = (
     "steindiff calibrate --nfe 5 --out calibrations",
-    "steindiff calibrate --solver dpmpp-3m --nfe 4,5,6,8 --num 512 --device cuda --batch 256 --out calibrations",
-    "steindiff calibrate --nfe 3,4,5 --start 2 --out late",
+    "steindiff calibrate --solver dpmpp-3m --nfe 4,5,6,8 --num 256 --device cuda --batch 256 --out calibrations",
     "steindiff calibrate --guidance 2 --nfe 6 --out guided",
     "torchrun --nproc_per_node=8 -m -- steindiff.cli calibrate --num 512 --batch 64 --out calibrations",
 )
@@ -38,72 +37,49 @@ def command(
     device: options.Device = "auto",
     guidance: options.Guidance = 1.0,
     batch: options.Batch = 16,
-    power: Annotated[float, typer.Option(help="Exponent of the Stein grid; 0 is the log-SNR grid.")] = 0.2,
-    start: Annotated[
-        float | None,
-        typer.Option(
-            help="Begin where the noise is so many times the model's strongest band, not at the schedule's largest "
-            "level; 2 pays for 5 evaluations and fewer."
-        ),
-    ] = None,
+    search: Annotated[
+        int, typer.Option(help="Iterations of the search for levels, at most; 0 does not search.", min=0)
+    ] = Search().iterations,
     json: options.Json = False,
 ) -> None:
     """Measure a model once, so that sampling with few evaluations loses less; replaying costs nothing.
 
-    One survey (many steps, a few backward passes) serves all the numbers of evaluations asked for. Calibrate on seeds
-    you do not evaluate on.
+    Only forward passes are made. One run of many steps serves all the numbers of evaluations asked for. Calibrate on
+    seeds you do not evaluate on. Ctrl-C during the search keeps the best found so far.
     """
     nfes = options.numbers("nfe", nfe)
-    chosen = named("solver", solver, SOLVERS)
-    seeds = options.seeds(num, seed)
-    subject = options.subject(model, guidance, device)
-    recipe = Recipe(power=power, start=start)
+    chosen = SOLVERS.resolve("solver", solver)
+    recipe = Recipe(seeds=options.seeds(num, seed), search=Search(iterations=search) if search else None)
+    subject = options.model(model, guidance, device)
     folder(out)
-    written = []
     with progress() as bar:
-        task = bar.add_task(f"{model}, survey", total=recipe.steps + 2 * sum(nfes))
+        task = bar.add_task(model, total=None)
 
-        def step(moment: object) -> None:
-            bar.advance(task)
+        def show(told: Progress) -> None:
+            best = "" if told.mismatch is None else f", mismatch {told.mismatch:.4f}"
+            bar.update(task, description=f"{model}, {told.stage}{best}", completed=told.done, total=told.total)
 
-        measured = reference_run(
-            subject.denoisers,
-            subject.schedule,
-            subject.shape,
-            **recipe.reference_run(seeds),
-            batch=batch,
-            device=subject.device,
-            callback=step,
-        )
-        for budget in nfes:
-            bar.update(task, description=f"{model}, {budget} evaluations")
-            made = calibrate(
-                subject.denoisers,
-                chosen,
-                subject.schedule,
-                budget,
-                subject.shape,
-                recipe=recipe,
-                measured=measured,
-                batch=batch,
-                device=subject.device,
-                settings={"model": model, "guidance": guidance},
-                callback=step,
-            )
-            path = out / f"{model}-{solver}-{budget}.json"
-            if rank().rank == 0:
-                made.save(path)
-                written.append((path, made))
+        made = calibrate_budgets(subject, nfes, chosen, recipe=recipe, batch=batch, callback=show)
     if rank().rank:
         return
+    written = {budget: out / f"{model}-{solver}-{budget}.json" for budget in made}
+    for budget, calibration in made.items():
+        calibration.save(written[budget])
     if json:
         print_json(
             {
-                str(path): {"nfe": made.nfe, "sigma": [level.sigma for level in made.levels], **made.settings}
-                for path, made in written
+                str(written[budget]): {
+                    "nfe": budget,
+                    "ratio": [level.ratio for level in calibration.levels],
+                    "told": [level.told for level in calibration.levels],
+                    **calibration.provenance,
+                }
+                for budget, calibration in made.items()
             }
         )
         return
-    for path, made in written:
-        sigmas = " → ".join(f"{level.sigma:.3g}" for level in made.levels)
-        results.print(f"[bold]{path}[/]: σ {sigmas}", soft_wrap=True)
+    for budget, calibration in made.items():
+        steps = " → ".join(f"{level.ratio:.3g}" for level in calibration.levels)
+        say_written(written[budget], f": σ/α {steps}")
+        if calibration.provenance["kept"].startswith("plain"):
+            note(f"{budget} evaluations: the plain solver on its best grid is as near; it is kept uncorrected")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from pathlib import Path
@@ -12,19 +13,17 @@ import typer
 from rich import box
 from rich.table import Table
 
-import steindiff
-from steindiff import comparison as comparing
 from steindiff._devices import device_name
 from steindiff._discovery import named
 from steindiff._files import folder
+from steindiff._version import __version__
 from steindiff.cli import options
-from steindiff.cli.output import note, print_json, progress, results
-from steindiff.comparison import REFERENCE, Comparison
-from steindiff.models import FEATURES
+from steindiff.cli.output import note, print_json, progress, show, written
+from steindiff.comparison import REFERENCE, CompareOptions, Comparison, Listener, compare, default_methods
 from steindiff.report import write
 from steindiff.report.build import results as as_json
 from steindiff.report.page import BLUR, best
-from steindiff.solvers import SOLVERS
+from steindiff.yardsticks import YARDSTICKS
 
 EXAMPLES = (
     "steindiff compare",
@@ -35,7 +34,7 @@ EXAMPLES = (
     "steindiff compare --num 16 --json | jq '.rows[] | [.title, .frechet]'",
 )
 
-NUMS = {"cpu": 40, "cuda": 1000, "mps": 256}
+NUMS = {"cpu": 32, "cuda": 1000, "mps": 256}
 """How many images to compare unless told: a minute or two's worth on a small processor."""
 BATCHES = {"cpu": 16, "cuda": 250, "mps": 64}
 
@@ -54,7 +53,7 @@ def settings(
         "device": device_name(torch.device(device)),
         "processor cores": os.cpu_count(),
         "torch threads": torch.get_num_threads(),
-        "steindiff": steindiff.__version__,
+        "steindiff": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -63,29 +62,51 @@ def settings(
 
 def table(comparison: Comparison) -> Table:
     """The comparison for the terminal."""
+    real = any(row.frechet is not None for row in comparison.rows)
+    real_text = "Real: to real images. " if real else ""
     caption = (
-        f"Fréchet: distance of {comparison.features} to {comparison.against}, lower is better. Energy: high-frequency "
-        f"power over that of the many-step images, 1 is right. Distance: root mean square, to the same seed's "
-        f"many-step image. Calls and backward passes are per image, seconds for all {len(comparison.seeds)}."
+        f"Own: Fréchet distance ({comparison.features}) to the model's own many-step samples of other seeds; two sets "
+        f"of them are {comparison.floor:.1f} apart. {real_text}Energy: high-frequency power "
+        "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR: to the same "
+        f"seed's many-step image. Calls and backward passes are per image, seconds for all {len(comparison.seeds)}."
     )
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    out.add_column("method", no_wrap=True)
-    for title in ("NFE", "Fréchet", "energy", "distance", "calls", "backward", "seconds"):
+    out.add_column("method", overflow="fold")
+    columns = ["NFE", "own", *(["real"] if real else []), "energy", "spread", "PSNR", "calls", "backward", "seconds"]
+    for title in columns:
         out.add_column(title, justify="right", no_wrap=True)
     good = best(comparison)
     for i, row in enumerate(comparison.rows):
         cells = {
-            "frechet": f"{row.frechet:.1f}",
+            "honest": f"{row.honest:.1f}",
+            **({"frechet": f"{row.frechet:.1f}"} if row.frechet is not None else {}),
             "energy_ratio": f"{row.energy_ratio:.2f}",
-            "distance": f"{row.distance:.3f}",
+            "spread": f"{row.spread:.2f}",
+            "psnr": f"{row.psnr:.1f}" if row.method != REFERENCE else "–",
         }
-        marked = [f"[bold green]{text}[/]" if i in good[key] else text for key, text in cells.items()]
+        marked = [f"[bold green]{text}[/]" if i in good.get(key, ()) else text for key, text in cells.items()]
         if row.method == REFERENCE or (i and row.nfe != comparison.rows[i - 1].nfe):
             out.add_section()
         out.add_row(
             row.title, str(row.nfe), *marked, str(row.network_calls), str(row.backward_passes), f"{row.seconds:.1f}"
         )
     return out
+
+
+class Watch(Listener):
+    """Shows progress and notes."""
+
+    def __init__(self, bar: Any, task: Any) -> None:
+        self.bar, self.task = bar, task
+
+    def begin(self, total: float) -> None:
+        self.bar.update(self.task, total=round(total))
+
+    def advance(self, amount: float) -> None:
+        self.bar.advance(self.task, amount)
+
+    def note(self, text: str) -> None:
+        note(text)
 
 
 def command(
@@ -103,9 +124,10 @@ def command(
         typer.Option(
             help="Features of the Fréchet distance: random (nothing to download) or inception (FID; needs thousands "
             "of images).",
-            autocompletion=lambda: list(FEATURES),
+            autocompletion=lambda: list(YARDSTICKS),
         ),
     ] = "random",
+    lipschitz: Annotated[bool, typer.Option(help="Measure local Lipschitz constants on one seed.")] = True,
     out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png and results.json.")] = Path(
         "steindiff-out"
     ),
@@ -117,32 +139,31 @@ def command(
     reference.
     """
     nfes = options.numbers("nfe", nfe)
-    method = named("solver", solver, SOLVERS)
     place = options.device(device)
     kind = place.partition(":")[0]
     num, batch = NUMS[kind] if num is None else num, BATCHES[kind] if batch is None else batch
     seeds = options.seeds(num, seed)
-    subject, _ = options.with_calibrations(options.subject(model, guidance, place), calibration or [], guidance)
-    subject = named("features", features, FEATURES)(subject)
+    subject = options.model(model, guidance, place)
+    replayed, _ = options.calibrated(subject, calibration or [])
     folder(out)
     with progress() as bar:
         task = bar.add_task(f"{model}, {len(seeds)} seeds", total=None)
-        comparison = comparing.compare(
+        comparison = compare(
             subject,
-            method,
             nfes,
             seeds,
-            batch=batch,
-            settings=settings(model, solver, nfe, seeds, guidance, batch, place),
-            begin=lambda total: bar.update(task, total=round(total)),
-            advance=lambda amount: bar.advance(task, amount),
-            note=note,
+            solver=solver,
+            methods=default_methods() | {"calibrated": replayed},
+            yardstick=named("features", features, YARDSTICKS)(subject),
+            options=CompareOptions(batch=batch, lipschitz_seeds=int(lipschitz), listener=Watch(bar, task)),
         )
+        facts = settings(model, solver, nfe, seeds, guidance, batch, place)
+        comparison = dataclasses.replace(comparison, settings={**facts, **comparison.settings})
         paths = write(comparison, out)
     if json:
         print_json(as_json(comparison))
         return
-    results.print(table(comparison))
-    results.print(f"\n{BLUR}\n")
+    show(table(comparison))
+    show(f"\n{BLUR}\n")
     for path in paths:
-        results.print(f"[bold]{path}[/]", soft_wrap=True)
+        written(path)

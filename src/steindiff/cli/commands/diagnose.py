@@ -16,16 +16,18 @@ import typer
 from torch import Tensor
 
 from steindiff import diagnostics
-from steindiff._checks import integer
+from steindiff._checks import at_least
 from steindiff._discovery import named
 from steindiff._files import folder, write_bytes, write_text
 from steindiff.cli import options
 from steindiff.cli.output import print_json, progress, written
-from steindiff.comparison import REFERENCE_NFE, Subject
+from steindiff.comparison import CompareOptions
 from steindiff.denoisers.base import Denoiser
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
 from steindiff.loop import sample
+from steindiff.model import Model
+from steindiff.sampler import levels_for
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
@@ -46,7 +48,7 @@ class Diagnosis:
     Clean images x* are the model's own many-step samples, so nothing but the model is needed.
     """
 
-    subject: Subject
+    subject: Model
     solver: Solver
     levels: Levels
     seeds: range
@@ -60,7 +62,7 @@ class Diagnosis:
     @cached_property
     def denoiser(self) -> Denoiser:
         """D for the seeds' labels."""
-        return self.subject.denoisers(self.seeds)
+        return self.subject.denoiser_for(self.seeds)
 
     @cached_property
     def start(self) -> Tensor:
@@ -70,7 +72,7 @@ class Diagnosis:
     @cached_property
     def clean(self) -> Tensor:
         """The model's many-step samples."""
-        fine = GRIDS["edm"](self.subject.schedule, REFERENCE_NFE)
+        fine = GRIDS["edm"](self.subject.schedule, CompareOptions().reference_nfe)
         x = noise(self.seeds, self.subject.shape, fine[0]).to(self.subject.device)
         return sample(self.denoiser, x, fine, SOLVERS["dpmpp-2m"]).x
 
@@ -144,9 +146,9 @@ def command(
     chosen = named("solver", solver, SOLVERS)
     place = named("grid", grid, GRIDS)
     seeds = options.seeds(num, seed)
-    integer("iterations", iterations, 1)
-    subject = options.subject(model, guidance, device)
-    run = Diagnosis(subject, chosen, chosen.levels(place, subject.schedule, nfe), seeds, iterations)
+    at_least("iterations", iterations, 1)
+    subject = options.model(model, guidance, device)
+    run = Diagnosis(subject, chosen, levels_for(chosen, place, subject.schedule, nfe), seeds, iterations)
     folder(out)
     found: dict[str, Any] = {}
     with progress() as bar:

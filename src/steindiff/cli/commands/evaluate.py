@@ -12,7 +12,7 @@ import typer
 from torch import Tensor
 
 from steindiff import datasets
-from steindiff._checks import integer
+from steindiff._checks import at_least
 from steindiff._discovery import named
 from steindiff._distributed import gather, rank
 from steindiff.cli import options
@@ -233,7 +233,7 @@ def command(
     numbers of samples only: FID falls as they grow.
     """
     chosen = {name: named("metrics", name, METRICS) for name in metrics.split(",")}
-    integer("batch", batch, 1)
+    at_least("batch", batch, 1)
     if not samples.exists():
         raise ValueError(f"samples = {str(samples)!r}: no such file or folder")
     images = pictures(samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -12,9 +12,12 @@ import typer
 from steindiff._discovery import named
 from steindiff._distributed import all_reduce_sum, rank
 from steindiff.cli import options
-from steindiff.cli.output import note, print_json, progress, results
-from steindiff.comparison import METHODS, Plan, Subject
-from steindiff.production import Images, generate, to_npz, to_png
+from steindiff.cli.output import note, print_json, progress, written
+from steindiff.comparison import default_methods
+from steindiff.model import Model
+from steindiff.production import Images, Shards, generate, to_npz, to_png
+from steindiff.production.generating import Listener
+from steindiff.sampler import Sampler
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
 
@@ -30,17 +33,35 @@ TOGETHER = True
 """Processes started by torchrun share the work."""
 
 
-def plan(subject: Subject, method: str, solver: Solver, nfe: int) -> Plan:
+class Watch(Listener):
+    """Shows progress and notes."""
+
+    def __init__(self, bar: Any, task: Any) -> None:
+        self.bar, self.task = bar, task
+
+    def begin(self, total: int) -> None:
+        self.bar.update(self.task, total=total)
+
+    def advance(self, amount: int) -> None:
+        self.bar.advance(self.task, amount)
+
+    def note(self, text: str) -> None:
+        note(text)
+
+
+def choose(model: Model, method: str, solver: Solver, nfe: int) -> Sampler:
     """How to sample.
 
     Raises:
         ValueError: if the method is unknown or there is no calibration for it.
     """
-    made = named("method", method, METHODS).plan(subject, solver, nfe)
+    made = named("method", method, default_methods()).sampler(model, solver, nfe)
     if made is None:
+        guidance = model.conditions.get("guidance", 1.0)
+        where = f"at {nfe} evaluations" if guidance == 1.0 else f"with guidance {guidance:g}"
         raise ValueError(
-            f"method = {method!r}: no calibration of {subject.name} ships for this solver at {nfe} evaluations; "
-            "make one with `steindiff calibrate`, or choose --method edm"
+            f"method = {method!r}: no calibration of {model.name} ships for this solver {where}; make one with "
+            "`steindiff calibrate` and pass it with --calibration, or choose --method logsnr"
         )
     return made
 
@@ -48,9 +69,9 @@ def plan(subject: Subject, method: str, solver: Solver, nfe: int) -> Plan:
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the set: shards of images with checksums, and a manifest.")],
     model: options.Model = "cifar10",
-    solver: options.Solver = "dpmpp-2m",
-    nfe: options.Nfe = 5,
-    method: options.Method = "calibrated",
+    solver: Annotated[str | None, typer.Option(help="Solver (default: dpmpp-2m).")] = None,
+    nfe: Annotated[int | None, typer.Option(help="Network evaluations per image (default: 5).")] = None,
+    method: Annotated[str | None, typer.Option(help="How to sample (default: calibrated).")] = None,
     calibration: options.Calibrations = None,
     num: options.Num = 16,
     seed: options.Seed = 0,
@@ -68,33 +89,32 @@ def command(
     """Sample images, one per seed; run it again to go on where it stopped.
 
     Files appear whole or not at all. Killed and run again, with one process or several, it ends with the same bytes;
-    other settings in the same folder are refused. With `--calibration` solver and number of evaluations are the file's
-    own.
+    other settings in the same folder are refused. With `--calibration` the file decides solver and evaluations.
     """
     if out.suffix == ".npz":
         raise ValueError(f"out = {str(out)!r}: need a folder; --npz writes OUT/images.npz")
+    if not str(out).strip("."):
+        raise ValueError("out must name a folder of its own")
     seeds = options.seeds(num, seed)
-    subject = options.subject(model, guidance, device, compiled=compiled)
-    chosen = named("solver", solver, SOLVERS)
+    subject = options.model(model, guidance, device, compiled=compiled)
     if calibration:
-        subject, loaded = options.with_calibrations(subject, calibration, guidance)
-        chosen, nfe, method = loaded[-1].solver, loaded[-1].nfe, "calibrated"
-    planned = plan(subject, method, chosen, nfe)
+        clash = [
+            name for name, value in (("--solver", solver), ("--nfe", nfe), ("--method", method)) if value is not None
+        ]
+        if clash or len(calibration) > 1:
+            raise ValueError(
+                f"{' and '.join(clash) or 'a second --calibration'}: the calibration decides; leave it out"
+            )
+        _, (own,) = options.calibrated(subject, calibration)
+        sampler, method = own.sampler(), "calibrated"
+    else:
+        method = method or "calibrated"
+        sampler = choose(subject, method, SOLVERS.resolve("solver", solver or "dpmpp-2m"), nfe or 5)
     begun = time.perf_counter()
     with progress() as bar:
-        task = bar.add_task(f"{model}, {method}, {nfe} evaluations", total=None)
-        done = generate(
-            subject,
-            chosen,
-            planned,
-            seeds,
-            out,
-            shard_size=shard,
-            batch=batch,
-            begin=lambda images: bar.update(task, total=images),
-            advance=lambda images: bar.advance(task, images),
-            note=note,
-        )
+        task = bar.add_task(f"{model}, {method}, {sampler.nfe} evaluations", total=None)
+        cut = Shards(size=shard, batch=batch, facts={"compiled": compiled})
+        done = generate(subject, sampler, seeds, out, shards=cut, listener=Watch(bar, task))
         new, kept = all_reduce_sum(torch.tensor(done)).tolist()  # waits for the other processes
     seconds = time.perf_counter() - begun
     if rank().rank:
@@ -106,8 +126,9 @@ def command(
         if npz:
             to_npz(images, out / "images.npz")
     if json:
-        facts = {"model": model, "solver": repr(chosen), "nfe": nfe, "method": method, "guidance": guidance}
-        print_json({**facts, "out": str(out), "new": new, "kept": kept, "seconds": seconds})
+        facts = {"model": model, "solver": repr(sampler.solver), "nfe": sampler.nfe, "method": method}
+        print_json({**facts, "guidance": guidance, "out": str(out), "new": new, "kept": kept, "seconds": seconds})
         return
     there = f", {kept} were there" if kept else ""
-    results.print(f"[bold]{out}[/]: {new} new images in {seconds:.1f} s{there}", soft_wrap=True)
+    images_made = "1 new image" if new == 1 else f"{new} new images"
+    written(out, f": {images_made} in {seconds:.1f} s{there}")

@@ -20,6 +20,7 @@ from steindiff.integrations.diffusers.networks import Guidance, denoiser
 from steindiff.integrations.diffusers.pipelines import scheduler_for, stabilize
 from steindiff.integrations.diffusers.schedulers import PUBLIC
 from steindiff.integrations.identity import identify
+from steindiff.model import Model
 from steindiff.solvers import DPMSolverMultistep
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise
 
@@ -174,13 +175,8 @@ def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None
     pipe = ClassConditionalPipeline(unet.eval(), scheduler_for(stock, DPMSolverMultistep(2)))
     if calibration is not None:
         first = torch.zeros(1, dtype=torch.int64, device=unet.device)  # the label of seed 0
-        calibration.check(
-            denoiser=denoiser(unet, pipe.scheduler, class_labels=first), shape=network.shape, device=unet.device
-        )
-        if calibration.settings.get("guidance", 1.0) != 1.0:
-            raise ValueError(
-                f"guidance = {calibration.settings['guidance']}: allowed is 1, calibrate the pipeline instead"
-            )
+        own = denoiser(unet, pipe.scheduler, class_labels=first)
+        calibration.check(Model(own, calibration.levels.schedule, network.shape, device=unet.device))
         known = {"network": identify(unet), "guidance": Guidance().describe()}
-        stabilize(pipe, replace(calibration, settings={**calibration.settings, **known}))
+        stabilize(pipe, replace(calibration, conditions={**calibration.conditions, **known}))
     return pipe

@@ -120,7 +120,7 @@ class FlowMatching(Family):
         return level.sigma
 
     def timestep(self, level: Level) -> float:
-        return self._unit * level.sigma
+        return self._unit * level.t
 
     def predict(self, network: Network) -> Denoiser:
         return FlowVelocity(network, time=self.timestep)
@@ -136,7 +136,7 @@ class EDMFamily(Family):
         return level.ratio
 
     def timestep(self, level: Level) -> float:
-        return math.log(level.ratio) / 4.0
+        return math.log(level.told * level.ratio) / 4.0
 
     def predict(self, network: Network) -> Denoiser:
         sign = named("prediction_type", self.config["prediction_type"], {"epsilon": 1.0, "v_prediction": -1.0})

@@ -12,17 +12,16 @@ give what the pipeline hands to the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
 
-from steindiff.calibrating import HOST_RECIPE, Recipe
+from steindiff.calibrating import Recipe
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
-from steindiff.grids.logsnr import LogSNR
 from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import EDMFamily, FlowMatching, family_of
 from steindiff.integrations.diffusers.networks import Guidance
@@ -34,7 +33,7 @@ from steindiff.integrations.diffusers.schedulers import (
     SteinUniPCMultistepScheduler,
 )
 from steindiff.integrations.identity import check_identity, identify
-from steindiff.reference_run import reference_run
+from steindiff.model import Model
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
 
 
@@ -98,18 +97,6 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Non
     return host.from_config({**scheduler.config, "_class_name": type(scheduler).__name__}, **settings)
 
 
-@contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Take no derivatives with respect to parameters for a while, which saves most of the memory of a backward pass."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_()
-
-
 def default_solver(scheduler: Any) -> Solver:
     """The solver a pipeline already uses if there is a corrected scheduler for it, else DPM-Solver++(2M)."""
     hosts: tuple[type[Any], ...] = (
@@ -134,7 +121,7 @@ def calibrate(
     *,
     nfe: int,
     solver: Solver | None = None,
-    recipe: Recipe = HOST_RECIPE,
+    recipe: Recipe = Recipe(),  # noqa: B008
     seeds: Sequence[int] = range(32),
     batch: int = 4,
     callback: Callable[..., bool | None] | None = None,
@@ -168,38 +155,17 @@ def calibrate(
         call["prompt"] = list(prompts)
     solver = solver or default_solver(pipe.scheduler)
     captured = capture(pipe, scheduler_for(pipe.scheduler, solver), **call)
-    if recipe.start is not None and isinstance(captured.family, FlowMatching):
-        raise ValueError(
-            f"recipe.start = {recipe.start}: allowed is None; pipelines of flow models begin at pure noise"
-        )
-    with frozen(network_of(pipe)):
-        measured = reference_run(
-            captured.denoiser,
-            captured.family.schedule,
-            captured.shape,
-            **recipe.reference_run(seeds),
-            grid=LogSNR(),  # the host's runs end at σ = 0
-            batch=batch,
-            device=captured.device,
-            callback=callback,
-        )
-    return calibrate_solver(
-        captured.denoiser,
-        solver,
-        captured.family.schedule,
-        nfe,
-        captured.shape,
-        recipe=recipe,
-        measured=measured,
-        batch=batch,
-        device=captured.device,
-        callback=callback,
-        settings={
-            "pipeline": type(pipe).__name__,
-            "network": identify(network_of(pipe)),
-            "guidance": captured.network.guidance.describe(),
-        },
-    )
+    model = Model(captured.denoiser, captured.family.schedule, captured.shape, device=captured.device)
+    flow = isinstance(captured.family, FlowMatching)  # pipelines of flow models begin at pure noise
+    search = recipe.search and replace(recipe.search, start=recipe.search.start and not flow)
+    recipe = replace(recipe, seeds=seeds, to_zero=True, search=search)  # the host's runs end at σ = 0
+    made = calibrate_solver(model, nfe, solver, recipe=recipe, batch=batch, callback=callback)
+    facts = {
+        "pipeline": type(pipe).__name__,
+        "network": identify(network_of(pipe)),
+        "guidance": captured.network.guidance.describe(),
+    }
+    return replace(made, conditions=facts)
 
 
 def observed(known: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> str:
@@ -313,16 +279,16 @@ def stabilize(pipe: Any, calibration: Calibration | None = None) -> Stabilized:
                 "calibration = None: the pipeline's scheduler carries none either; make one with calibrate"
             )
         calibration = Calibration.from_dict(carried)
-    missing = [name for name in ("network", "guidance") if not isinstance(calibration.settings.get(name), dict)]
+    missing = [name for name in ("network", "guidance") if not isinstance(calibration.conditions.get(name), dict)]
     if missing:
         raise ValueError(
             f"calibration: does not record its {' and '.join(missing)}, so it cannot be checked against a pipeline; "
             "make it with steindiff.integrations.diffusers.calibrate, or put it into a scheduler as stein_calibration"
         )
     module = network_of(pipe)
-    check_identity(calibration.settings["network"], module)
+    check_identity(calibration.conditions["network"], module)
     scheduler = scheduler_for(pipe.scheduler, calibration.solver, calibration)
-    return Stabilized(pipe, scheduler, GuidanceGuard(module, Guidance(**calibration.settings["guidance"])))
+    return Stabilized(pipe, scheduler, GuidanceGuard(module, Guidance(**calibration.conditions["guidance"])))
 
 
 __all__ = ["Stabilized", "calibrate", "scheduler_for", "stabilize"]

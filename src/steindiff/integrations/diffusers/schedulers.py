@@ -146,7 +146,7 @@ class Corrected:
         calibration = Calibration.from_dict(content)  # what runs is what will be saved, its rounding included
         check_fit(self, calibration, solver)
         self._stein_calibration = calibration
-        self._stein_rule = Replay(calibration)
+        self._stein_rule = calibration.replay()
 
     @property
     def init_noise_sigma(self) -> Any:
@@ -214,7 +214,7 @@ class Corrected:
                 f"num_inference_steps = {given.get('num_inference_steps')}: the calibration is for {steps}; "
                 "calibrate again or set stein_calibration to None"
             )
-        if self._stein_guard is None and "guidance" in calibration.settings and not self._stein_warned:
+        if self._stein_guard is None and "guidance" in calibration.conditions and not self._stein_warned:
             self._stein_warned = True
             logger.warning(
                 "The calibration's network and guidance cannot be checked by a scheduler alone; "
@@ -248,10 +248,11 @@ def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
     Raises:
         ValueError: naming what differs.
     """
-    calibration.check(solver=solver)
+    if found := calibration.differences(solver=solver):
+        raise ValueError(f"stein_calibration does not fit: {'; '.join(found)}")
     family, levels = family_of(scheduler), calibration.levels
     for i, level in enumerate(levels[:-1]):
-        meant = family.schedule.level(level.t)
+        meant = family.schedule.at(level.lam)
         gap = max(abs(meant.alpha - level.alpha), abs(meant.sigma - level.sigma) / max(1.0, level.sigma))
         if gap > 1e-3:
             raise ValueError(

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from steindiff.bench.report import label
+from bench.report import label
 
 
 def plot(result: Mapping[str, Any]) -> bytes:

@@ -13,24 +13,25 @@ import torch
 from torch import Tensor, nn
 
 import steindiff
+from bench.hosts import Missing, diffusers_loop
+from bench.scope import Scope
+from bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved
 from steindiff._packages import installed
-from steindiff.bench.hosts import Missing, diffusers_loop
-from steindiff.bench.scope import Scope
-from steindiff.bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved
-from steindiff.comparison import Subject
 from steindiff.corrections.base import Correction
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.relaxation import Relaxation
-from steindiff.corrections.replay import Replay
 from steindiff.denoisers import EDMDenoiser
 from steindiff.denoisers.autocast import Autocast
 from steindiff.denoisers.base import Denoiser, Network, NetworkDenoiser
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
 from steindiff.loop import sample
+from steindiff.model import Model
+from steindiff.models import shipped_calibration
 from steindiff.probes import VJP, Adaptive, Analytic, OnPart
 from steindiff.probes._pullback import pullback
 from steindiff.probes.memory import fitting
+from steindiff.sampler import levels_for
 from steindiff.schedules import EDM
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
@@ -42,7 +43,7 @@ Record = dict[str, Any]
 """One line of a result, as JSON has it."""
 Variants = Callable[[NetworkDenoiser], dict[str, Denoiser]]
 """Other ways to prepare the network of a denoiser, by name."""
-GRID = "edm"
+GRID = "edm-to-zero"
 """The grid of runs that have no calibration of their own: it ends at σ = 0, where a relaxation does not act."""
 
 
@@ -50,7 +51,7 @@ GRID = "edm"
 class Bench:
     """What is measured: a model, a solver, a number of evaluations, and how much of it."""
 
-    subject: Subject
+    subject: Model
     solver: Solver
     nfe: int
     scope: Scope
@@ -64,7 +65,7 @@ class Bench:
     @property
     def levels(self) -> Levels:
         """The levels of plain and relaxed runs."""
-        return self.solver.levels(GRIDS[GRID], self.subject.schedule, self.nfe)
+        return levels_for(self.solver, GRIDS[GRID], self.subject.schedule, self.nfe)
 
     def seeds(self, batch: int) -> range:
         """The seeds of a batch."""
@@ -154,18 +155,18 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 def loop_section(bench: Bench) -> Iterator[Record]:
     """The plain loop against the bare network, replay and diffusers' own loop against the plain one."""
-    calibration = bench.subject.calibrations(bench.solver, bench.nfe)
+    calibration = shipped_calibration(bench.subject, bench.solver, bench.nfe)
     levels = bench.levels if calibration is None else calibration.levels
     if calibration is None:
         yield {"section": "loop", "name": "replay", "missing": f"no calibration at {bench.nfe} evaluations ships"}
     for batch in bench.scope.batches:
-        denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
+        denoiser, x = bench.subject.denoiser_for(bench.seeds(batch)), bench.noise(batch, levels)
         inside = Stopwatch(bench.device)
         watched = Watched(denoiser, inside)
         runs = {"plain": sampling(watched, x, levels, bench.solver)}
         facts: dict[str, dict[str, Any]] = {"plain": {}, "replay": {}}
         if calibration is not None:
-            runs["replay"] = sampling(watched, x, levels, calibration.solver, Replay(calibration))
+            runs["replay"] = sampling(watched, x, levels, calibration.solver, calibration.replay())
         try:
             runs["diffusers"], measure = by_diffusers(bench, watched, batch)
             facts["diffusers"] = {"difference": measure()}
@@ -193,7 +194,7 @@ def correction_section(bench: Bench) -> Iterator[Record]:
     """The paper's relaxation against the plain loop, and the least that its probes can cost."""
     for batch in bench.scope.corrected:
         levels = bench.levels
-        denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
+        denoiser, x = bench.subject.denoiser_for(bench.seeds(batch)), bench.noise(batch, levels)
         generator = torch.Generator().manual_seed(bench.seed)
         v = [torch.randn(x.shape, generator=generator).to(x.device) for _ in range(5)]
         corrections: dict[str, Correction] = {
@@ -237,7 +238,7 @@ def scaling_section(bench: Bench) -> Iterator[Record]:
     scope, rounds = bench.scope, max(2, bench.scope.repeats // 2)
 
     def setting(resolution: int, batch: int, nfe: int) -> tuple[Denoiser, Tensor, Levels]:
-        levels = bench.solver.levels(GRIDS[GRID], EDM(), nfe)
+        levels = levels_for(bench.solver, GRIDS[GRID], EDM(), nfe)
         denoiser = EDMDenoiser(random_unet(resolution, bench.device, bench.seed))
         return denoiser, bench.noise(batch, levels, (3, resolution, resolution)), levels
 
@@ -296,7 +297,7 @@ def network_section(bench: Bench, section: str, variants: Variants) -> Iterator[
     """The plain loop with the network prepared in other ways, against the network as it is."""
     levels = bench.levels
     for batch in bench.scope.batches:
-        denoiser, x = bench.subject.denoisers(bench.seeds(batch)), bench.noise(batch, levels)
+        denoiser, x = bench.subject.denoiser_for(bench.seeds(batch)), bench.noise(batch, levels)
         if not isinstance(denoiser, NetworkDenoiser):
             yield {"section": section, "name": section, "missing": "the model has no network"}
             return
@@ -341,7 +342,7 @@ DEFAULT = {"cpu": ("loop", "corrections", "scaling"), "cuda": ("loop", "correcti
 
 
 def bench(
-    subject: Subject,
+    subject: Model,
     solver: Solver,
     nfe: int,
     scope: Scope,

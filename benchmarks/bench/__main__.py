@@ -1,6 +1,6 @@
-"""`python -m steindiff.bench`: the benchmark on machines without the command line's packages.
+"""`python -m bench`: the benchmark on machines without the command line's packages.
 
-    python -m steindiff.bench --device cuda --out results
+    python -m bench --device cuda --out results
 
 Writes `bench-<device>.json` and, where matplotlib is installed, `bench-<device>.png`.
 """
@@ -13,20 +13,20 @@ import sys
 import time
 from pathlib import Path
 
+from bench.report import markdown
+from bench.scope import SCOPES
+from bench.sections import SECTIONS, bench
+from bench.writing import write
+from steindiff import load, zoo
 from steindiff._devices import available
 from steindiff._files import folder
-from steindiff.bench.report import markdown
-from steindiff.bench.scope import SCOPES
-from steindiff.bench.sections import SECTIONS, bench
-from steindiff.bench.writing import write
-from steindiff.models import MODELS
 from steindiff.solvers import SOLVERS
 
 
 def main() -> None:
     """Parse the arguments, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="cifar10", choices=MODELS)
+    parser.add_argument("--model", default="cifar10", choices=zoo.names())
     parser.add_argument("--solver", default="dpmpp-2m", choices=SOLVERS)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--nfe", type=int, default=5)
@@ -51,7 +51,7 @@ def main() -> None:
     def advance(name: str) -> None:
         print(f"{time.perf_counter() - begun:6.1f} s  {name}", file=sys.stderr, flush=True)
 
-    subject = MODELS[asked.model](guidance=1.0, device=asked.device)
+    subject = load(asked.model, device=asked.device)
     result = bench(subject, SOLVERS[asked.solver], asked.nfe, scope, sections=asked.section, advance=advance)
     paths = write(result, asked.out, lambda text: print(text, file=sys.stderr))
     advance("done")

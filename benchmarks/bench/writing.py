@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.plot import plot
 from steindiff._files import write_bytes, write_json
-from steindiff.bench.plot import plot
 
 
 def write(result: Mapping[str, Any], out: Path, note: Callable[[str], None]) -> list[Path]:

@@ -1,0 +1,22 @@
+"""A progress bar with the time left, drawn by rich where it is wanted and somebody is looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def bar(title: str, total: float, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
+    """Yield a function that is told each bit of work done; rich is only imported where a bar is shown."""
+    if not shown:
+        yield lambda amount: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:
+        task = drawn.add_task(title, total=total)
+        yield lambda amount: drawn.advance(task, amount)

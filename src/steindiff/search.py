@@ -1,0 +1,334 @@
+r"""Search, not guess: where to step, and what level the network is told there, with forward passes only.
+
+The weights of every step stay the closed-form fit of `corrections.alignment`, redone at each trial. Searched are only
+
+    the levels   log(σ_i/α_i) of every level but the last, the start included;
+    the telling  log c_i: the network is asked for D at c_i σ_i/α_i. A coarse state carries a little less noise than its
+                 level says; c is 0.85 to 1.
+
+A trial runs the coarse trajectory of the calibration seeds and compares its end x with the fine trajectory's end y,
+
+    J = Σ_f w_f (E[|x_f − y_f|²/(|y′_f|² + tail E|y′_f|²)] + (E log|x′_f|² − E log|y′_f|²)²),   w_f ∝ (E|y′_f|²)^p,
+
+primes for deviations from the mean of the same condition. J is a sum of squares, and the end of a run is a smooth
+function of a handful of numbers: Levenberg–Marquardt steps, with a Jacobian by finite differences, find its minimum. A
+trial that moves level i repeats only the evaluations from i on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from steindiff._checks import at_least, number
+from steindiff._distributed import all_reduce_sum
+from steindiff.averages import mean
+from steindiff.bases import Basis, band_index
+from steindiff.corrections.alignment import TINY, Groups, weights_of
+from steindiff.corrections.base import Correction
+from steindiff.denoisers.base import Denoiser
+from steindiff.levels import Level, Levels
+from steindiff.loop import State, advance
+from steindiff.reference_run import ReferenceRun
+from steindiff.schedules.base import Schedule
+from steindiff.solvers.base import Solver
+from steindiff.tableau import Evaluation
+
+LEVEL_STEP, TOLD_STEP = 0.05, 0.02
+"""Widths of the finite differences, in log(σ/α) and log c."""
+FARTHEST = {True: 0.6, False: 0.15}
+"""How far one iteration may move a level (True) or a telling (False), in the same units."""
+LEAST_GAP = 0.1
+"""Two levels stay this far apart in log(σ/α)."""
+TELLING = (math.log(0.6), math.log(1.4))
+"""Bounds of log c."""
+
+
+class Mismatch:
+    r"""J, as a vector of residuals whose squares add up to it.
+
+    Args:
+        basis: orthonormal basis and its bands.
+        goal: the fine trajectory's ends y, `(N, *)`.
+        groups: which samples share a condition.
+        power: p, how much bands count by their energy.
+        tail: how much busy images count.
+    """
+
+    def __init__(self, basis: Basis, goal: Tensor, groups: Groups, power: float = 0.5, tail: float = 0.1) -> None:
+        self.basis, self.groups = basis, groups
+        self.known = basis.forward(goal)
+        self.wanted = basis.average((self.known - groups.means(self.known)).square())
+        energy = mean(self.wanted).clamp(min=TINY)
+        self.bands = energy**power / (energy**power).sum()
+        index = band_index(basis, goal.device)
+        size = index.flatten().bincount(minlength=basis.bands)
+        samples = int(all_reduce_sum(torch.tensor(len(goal))))
+        factors = (self.bands * weights_of(self.wanted, tail) / (size * samples)).sqrt()  # (N, K)
+        self.factors = factors[:, index].to(goal.dtype)
+
+    def gap(self, made: Tensor) -> Tensor:
+        """E log|x′_f|² − E log|y′_f|² for coefficients `made`, `(K,)`."""
+        energy = self.basis.average((made - self.groups.means(made)).square())
+        return mean(energy.clamp(min=TINY).log() - self.wanted.clamp(min=TINY).log())
+
+    def residuals(self, x: Tensor) -> Residuals:
+        """The residuals of ends `x`, `(N, *)`."""
+        made = self.basis.forward(x)
+        return Residuals(((made - self.known) * self.factors).flatten(), self.bands.sqrt() * self.gap(made))
+
+    def __call__(self, x: Tensor) -> float:
+        """J of ends `x`."""
+        found = self.residuals(x)
+        return float(found.dot(found))
+
+
+class Residuals(NamedTuple):
+    """The two parts of J: one entry a coefficient of this process's samples, and one a band, of all samples."""
+
+    errors: Tensor
+    gaps: Tensor
+
+    def dot(self, other: Residuals) -> Tensor:
+        """Inner product over all processes."""
+        return all_reduce_sum(self.errors.double() @ other.errors.double()) + self.gaps @ other.gaps
+
+    def slope(self, before: Residuals, width: float) -> Residuals:
+        """(self − before)/width."""
+        return Residuals((self.errors - before.errors) / width, (self.gaps - before.gaps) / width)
+
+
+def products(slopes: Sequence[Residuals], residuals: Residuals) -> tuple[Tensor, Tensor]:
+    """The normal matrix `(P, P)` and gradient `(P,)` of J/2, over all processes, float64."""
+    rows = torch.stack([slope.errors for slope in slopes])
+    bands = torch.stack([slope.gaps for slope in slopes])
+    normal = all_reduce_sum((rows @ rows.T).double()) + bands @ bands.T
+    return normal, all_reduce_sum((rows @ residuals.errors).double()) + bands @ residuals.gaps
+
+
+class Remembering(Denoiser):
+    """A denoiser that knows some answers: those of a run that agrees with this one up to here.
+
+    Args:
+        denoiser: asked for the others.
+        known: evaluations at whole states, recognised by the very tensor and the level.
+    """
+
+    def __init__(self, denoiser: Denoiser, known: Sequence[Evaluation]) -> None:
+        self.denoiser, self.known = denoiser, known
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        for evaluation in self.known:
+            if evaluation.x is x and evaluation.level == level:
+                return evaluation.d
+        return self.denoiser(x, level)
+
+    @property
+    def calls(self) -> int:
+        return self.denoiser.calls
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One coarse run of all calibration seeds.
+
+    Attributes:
+        levels: where it stepped and what the network was told.
+        states: before every step and after the last.
+        evaluations: all that were made, in order.
+        residuals: of its end.
+        mismatch: J.
+    """
+
+    levels: Levels
+    states: tuple[State, ...]
+    evaluations: tuple[Evaluation, ...]
+    residuals: Residuals
+    mismatch: float
+
+
+class Trials:
+    """Coarse runs of a reference's seeds.
+
+    Args:
+        reference: whose seeds.
+        solver: the solver.
+        correction: how steps are corrected: fitted in the loop, or plain.
+        objective: what their ends are judged by.
+        told: called after every trial with its J.
+    """
+
+    def __init__(
+        self,
+        reference: ReferenceRun,
+        solver: Solver,
+        correction: Correction,
+        objective: Mismatch,
+        told: Callable[[float], None] = lambda mismatch: None,
+    ) -> None:
+        self.reference, self.solver, self.correction, self.objective, self.told = (
+            reference,
+            solver,
+            correction,
+            objective,
+            told,
+        )
+        self.denoiser = reference.model.denoiser_for(reference.local_seeds, reference.batch)
+        self.unit = reference.model.noise(reference.local_seeds, Level(0.0, 1.0, 1.0))
+
+    @torch.no_grad()
+    def __call__(self, levels: Levels, like: Trial | None = None) -> Trial:
+        """Run over `levels`, from where they leave those of an earlier trial."""
+        same = 0
+        if like is not None and like.levels.steps == levels.steps:
+            pairs = zip(levels, like.levels, strict=True)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), levels.steps)
+        start = max(same - 1, 0)
+        states = (
+            list(like.states[: start + 1]) if like is not None and same else [State(0, self.unit * levels[0].sigma)]
+        )
+        known = like.evaluations if like is not None and same else ()
+        denoiser = Remembering(self.denoiser, known)
+        evaluations = [e for e in known if any(e.x is state.x for state in states[:-1])]
+        for i in range(len(states) - 1, levels.steps):
+            state, transition = advance(denoiser, states[i], levels, self.solver, self.correction)
+            states.append(state)
+            evaluations += [e for e in transition.evaluations if e.x is states[i].x]
+        residuals = self.objective.residuals(states[-1].x)
+        mismatch = float(residuals.dot(residuals))
+        self.told(mismatch)
+        return Trial(
+            levels, tuple(states), tuple(evaluations), residuals, mismatch if math.isfinite(mismatch) else math.inf
+        )
+
+
+class Coordinate(NamedTuple):
+    """What is searched: the level (or, if not, the telling) of place `i`."""
+
+    i: int
+    level: bool
+
+
+@dataclass(frozen=True)
+class Search:
+    r"""How to search.
+
+    Args:
+        iterations: Levenberg–Marquardt steps, at most; each costs about n (n + 1) evaluations of a seed, n steps.
+        levels: search the levels.
+        start: search the first level too; hosts that always begin with unit noise cannot.
+        telling: search what the network is told.
+        power: p of J: bands count by their energy to this power.
+        enough: stop when an iteration lowers J by less than this share.
+    """
+
+    iterations: int = 4
+    levels: bool = True
+    start: bool = True
+    telling: bool = True
+    power: float = 0.5
+    enough: float = 0.01
+
+    def __post_init__(self) -> None:
+        at_least("iterations", self.iterations, 0)
+        number("power", self.power, 0.0, 4.0)
+        number("enough", self.enough, 0.0, 1.0)
+
+    def coordinates(self, solver: Solver, levels: Levels) -> list[Coordinate]:
+        """What there is to search: levels the solver may move, and levels at which it evaluates."""
+        asked = {stage.level for i in range(levels.steps) for stage in solver.tableau(levels, i).stages}
+        first = 0 if self.start else 1
+        found = [Coordinate(i, True) for i in range(first, levels.steps)] if self.levels else []
+        if self.telling:
+            found += [Coordinate(i, False) for i, level in enumerate(levels) if level in asked and level.alpha > 0]
+        # Late ones first: their trials are cheap, and all share the beginning.
+        return sorted(found, key=lambda c: (-c.i, c.level))
+
+    def trials(self, solver: Solver, levels: Levels) -> int:
+        """How many trials a search may take, at most."""
+        return self.iterations * (len(self.coordinates(solver, levels)) + 3)
+
+    def __call__(self, trials: Trials, best: Trial) -> Iterator[Trial]:
+        """Improve a trial; yields every better one."""
+        damping = 0.1
+        for _ in range(self.iterations):
+            coordinates = self.coordinates(trials.solver, best.levels)
+            slopes = []
+            for c in coordinates:
+                width = LEVEL_STEP if c.level else TOLD_STEP
+                moved = move(best.levels, {c: width})
+                if moved == best.levels:  # at a bound: try the other side
+                    width = -width
+                    moved = move(best.levels, {c: width})
+                slopes.append(trials(moved, best).residuals.slope(best.residuals, width))
+            normal, gradient = products(slopes, best.residuals)
+            found = None
+            for _ in range(3):
+                ridge = damping * normal.diagonal().mean() * 1e-2 + damping * normal.diagonal() + TINY
+                change = -torch.linalg.solve(normal + torch.diag(ridge), gradient)
+                steps = {
+                    c: max(-FARTHEST[c.level], min(FARTHEST[c.level], float(d)))
+                    for c, d in zip(coordinates, change, strict=True)
+                }
+                tried = trials(move(best.levels, steps), best)
+                if tried.mismatch < best.mismatch:
+                    found, damping = tried, max(damping / 4.0, 1e-3)
+                    break
+                damping *= 6.0
+            if found is None:
+                return
+            gained = 1.0 - found.mismatch / best.mismatch
+            best = found
+            yield best
+            if gained < self.enough:
+                return
+
+
+def move(levels: Levels, steps: dict[Coordinate, float]) -> Levels:
+    """Levels and tellings moved by amounts in log(σ/α) and log c, kept in order and in the schedule's range."""
+    schedule = levels.schedule
+    end = levels[-1]
+    first = schedule.finite_start()
+    ceiling, floor = math.log(first.ratio_max), math.log(end.ratio if end.sigma > 0.0 else schedule.ratio_min)
+    floor += LEAST_GAP if end.sigma > 0.0 else 0.0
+    places: list[float] = []
+    told: list[float] = []
+    for i, level in enumerate(levels[:-1]):
+        place = ceiling if math.isinf(level.ratio) else math.log(level.ratio)
+        moved = place + steps.get(Coordinate(i, True), 0.0)
+        if i:
+            moved = min(moved, places[-1] - LEAST_GAP)
+        lowest = floor + LEAST_GAP * (levels.steps - 1 - i)
+        places.append(max(min(moved, max(ceiling, place)), min(lowest, place)))
+    for i, level in enumerate(levels):
+        asked = math.log(level.told) + steps.get(Coordinate(i, False), 0.0)
+        told.append(math.exp(max(TELLING[0], min(TELLING[1], asked))))
+    new = [untold(level, schedule) for level in levels]
+    for i, place in enumerate(places):
+        if not (math.isinf(new[i].ratio) or math.isclose(place, math.log(new[i].ratio), abs_tol=1e-12)):
+            new[i] = schedule.at(-place)
+    return Levels(tuple(new), schedule).tell(told)
+
+
+def untold(level: Level, schedule: Schedule) -> Level:
+    """The level with the network told what it is."""
+    return level if level.told == 1.0 else level._replace(t=schedule.time(level.lam), told=1.0)
+
+
+def resampled(levels: Levels, steps: int) -> Levels:
+    """Levels of another number of steps along the same curve of log(σ/α) over the share of the run."""
+    schedule, end = levels.schedule, levels[-1]
+    stop = end.ratio if end.sigma > 0.0 else schedule.ratio_min
+    start = min(levels[0].ratio, schedule.finite_start().ratio_max)
+    curve = [math.log(start), *(math.log(level.ratio) for level in levels[1:-1]), math.log(stop)]
+    places = []
+    for k in range(steps):
+        at = k * (len(curve) - 1) / steps
+        i = min(int(at), len(curve) - 2)
+        places.append(curve[i] + (at - i) * (curve[i + 1] - curve[i]))
+    return move(Levels((*(schedule.at(-place) for place in places), untold(end, schedule)), schedule), {})

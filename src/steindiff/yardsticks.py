@@ -1,0 +1,56 @@
+"""What distances between sets of images are measured by: features, and real images where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from steindiff import datasets
+from steindiff.comparison import Yardstick
+from steindiff.metrics import InceptionFeatures, RandomFeatures, references
+from steindiff.model import Model
+from steindiff.pixels import to_uint8
+
+MOMENTS = Path(__file__).parent / "moments"
+"""Moments of the embedded models' training images under `RandomFeatures`; benchmarks/demo_reference.py makes them."""
+
+
+class InceptionPool:
+    """The features of FID proper, for images in [−1, 1]; grey ones count as three equal channels.
+
+    Args:
+        device: where the network runs.
+
+    Raises:
+        steindiff.datasets.Unavailable: if the network is neither cached nor can be downloaded.
+    """
+
+    name = "Inception features (FID)"
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = device
+        self.network = InceptionFeatures.load(datasets.inception(), device)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        pixels = to_uint8(images).expand(-1, 3, -1, -1)
+        features: Tensor = self.network(pixels.to(self.device)).cpu()
+        return features
+
+
+def by_random_features(model: Model) -> Yardstick:
+    """Nothing to download; meaningful from some dozens of images on."""
+    path = MOMENTS / f"{model.name}.npz"
+    return Yardstick(RandomFeatures(model.shape[0]), references.read(path) if path.exists() else None)
+
+
+def by_inception(model: Model) -> Yardstick:
+    """FID, with statistics of real images where they ship."""
+    path = references.FOLDER / f"{model.name}-train.npz"
+    return Yardstick(InceptionPool(model.device), references.read(path) if path.exists() else None)
+
+
+YARDSTICKS: dict[str, Callable[[Model], Yardstick]] = {"random": by_random_features, "inception": by_inception}
+"""What the command line's `--features` takes."""
