@@ -14,29 +14,31 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steindiff.comparison import Plan, RandomFeatures, Subject
-from steindiff.corrections import Plain, Relaxation
+from steindiff.corrections import Relaxation
 from steindiff.denoisers.base import CountingDenoiser, Denoiser
 from steindiff.grids import GRIDS
 from steindiff.levels import Level
+from steindiff.model import Model
 from steindiff.probes import VJP
-from steindiff.production import GenerateResult, Images, generate, verify
+from steindiff.production import GenerateResult, Images, Listener, Shards, generate, verify
+from steindiff.sampler import Sampler, levels_for
 from steindiff.schedules import SCHEDULES
 from steindiff.solvers import SOLVERS
 
 SHAPE = (1, 4, 4)
 CLASSES = 3
 SOLVER = SOLVERS["dpmpp-2m"]
-LEVELS = SOLVER.levels(GRIDS["edm-min"], SCHEDULES["edm"], 4)
-PLAIN = Plan(LEVELS, Plain(), 4)
-RELAXED = Plan(LEVELS, Relaxation(VJP(2)), 4)
+LEVELS = levels_for(SOLVER, GRIDS["edm"], SCHEDULES["edm"], 4)
+PLAIN = Sampler(SOLVER, LEVELS)
+RELAXED = Sampler(SOLVER, LEVELS, correction=Relaxation(VJP(2)))
 
 
 def label(seed: int) -> int:
@@ -46,7 +48,9 @@ def label(seed: int) -> int:
 class Toy(CountingDenoiser):
     """A conditional model in closed form that says NaN at one call if its batch holds a given seed."""
 
-    def __init__(self, seeds: list[int], scale: float, nan: tuple[int, int] | None, tick: Callable[[], None]) -> None:
+    def __init__(
+        self, seeds: Sequence[int], scale: float, nan: tuple[int, int] | None, tick: Callable[[], None]
+    ) -> None:
         faces = torch.linspace(-1.5, 1.5, CLASSES * 16).reshape(CLASSES, *SHAPE).sin()
         self.means = scale * faces[[label(seed) for seed in seeds]]
         self.bad = nan[1] if nan and nan[0] in seeds else 0
@@ -64,19 +68,35 @@ def nothing() -> None:
     """What a step of a run that nobody watches tells."""
 
 
-def subject(scale: float = 1.0, nan: tuple[int, int] | None = None, tick: Callable[[], None] = nothing) -> Subject:
-    def denoisers(seeds: list[int]) -> Denoiser:
+def model(
+    scale: float = 1.0, nan: tuple[int, int] | None = None, tick: Callable[[], None] = nothing, name: str = "toy"
+) -> Model:
+    def denoisers(seeds: Sequence[int]) -> Denoiser:
         return Toy(seeds, scale, nan, tick)
 
-    return Subject("toy", denoisers, SCHEDULES["edm"], SHAPE, RandomFeatures(1))
+    return Model(denoisers, SCHEDULES["edm"], SHAPE, name=name)
+
+
+class Ears(Listener):
+    """Tells functions what it hears."""
+
+    def __init__(self, **functions: Callable[[Any], None]) -> None:
+        vars(self).update(functions)
 
 
 def make(
-    folder: Path, count: int = 18, plan: Plan = PLAIN, tick: Callable[[], None] = nothing, **options
+    folder: Path,
+    count: int = 18,
+    sampler: Sampler = PLAIN,
+    listener: Listener | None = None,
+    of: Model | None = None,
+    tick: Callable[[], None] = nothing,
+    **cut,
 ) -> GenerateResult:
     """Eighteen images in shards of four, sampled by three at most."""
-    cut = {"shard_size": 4, "batch": 3, "labels": label, **options}
-    return generate(subject(tick=tick), SOLVER, plan, range(5, 5 + count), folder, **cut)
+    shards = Shards(**{"size": 4, "batch": 3, "labels": label, **cut})
+    seeds = range(5, 5 + count)
+    return generate(of or model(tick=tick), sampler, seeds, folder, shards=shards, listener=listener)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -219,7 +239,7 @@ def half_written(n: int) -> None:
 
 def moments(folder: Path) -> None:
     """Killed at every moment of writing manifest, shard and checksum: the next run makes it whole."""
-    make(folder / "whole", plan=RELAXED)
+    make(folder / "whole", sampler=RELAXED)
     whole = files(folder / "whole")
     for arm in (before_replace, after_replace, half_written):
         for n in range(1, 6):  # manifest, shard, checksum, shard, checksum
@@ -227,11 +247,11 @@ def moments(folder: Path) -> None:
 
             def work(torn: Path = torn, arm: Callable[[int], None] = arm, n: int = n) -> None:
                 arm(n)
-                make(torn, plan=RELAXED)
+                make(torn, sampler=RELAXED)
 
             assert result(fork(work)) == -signal.SIGKILL, torn
             assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
-            make(torn, plan=RELAXED)
+            make(torn, sampler=RELAXED)
             assert not leftovers(torn), torn
             assert whole == files(torn), torn
 
@@ -252,10 +272,10 @@ def group(folder: Path, world: int, work: Callable[[int], object]) -> list[int]:
 
 def ranks(folder: Path) -> None:
     """Two processes make the files of one, also with a correction that averages over a batch; a dead one is mended."""
-    for name, plan in (("plain", PLAIN), ("relaxed", RELAXED)):
+    for name, sampler in (("plain", PLAIN), ("relaxed", RELAXED)):
         one, two = folder / f"{name}-one", folder / f"{name}-two"
-        make(one, plan=plan)
-        assert group(folder, 2, lambda rank, two=two, plan=plan: make(two, plan=plan)) == [0, 0]
+        make(one, sampler=sampler)
+        assert group(folder, 2, lambda rank, two=two, sampler=sampler: make(two, sampler=sampler)) == [0, 0]
         assert files(one) == files(two), name
     torn = folder / "torn"
 
@@ -267,7 +287,7 @@ def ranks(folder: Path) -> None:
             if rank == 1 and sum(made) > 4:
                 die()
 
-        make(torn, advance=advance)
+        make(torn, listener=Ears(advance=advance))
 
     assert group(folder, 2, dies) == [0, -signal.SIGKILL]
     condition = verify(torn)
@@ -292,14 +312,14 @@ def grow(folder: Path) -> None:
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
-        error = refusal(lambda: make(torn, 2000, shard_size=1000, batch=1000))
+        error = refusal(lambda: make(torn, 2000, size=1000, batch=1000))
         assert error.errno == errno.EFBIG, error
         assert error.filename == str(torn / "shard-00000.safetensors"), error
 
     assert result(fork(work)) == 0
     assert set(files(torn)) == {"manifest.json"}
-    make(torn, 2000, shard_size=1000, batch=1000)
-    make(folder / "whole", 2000, shard_size=1000, batch=1000)
+    make(torn, 2000, size=1000, batch=1000)
+    make(folder / "whole", 2000, size=1000, batch=1000)
     assert files(torn) == files(folder / "whole")
 
 

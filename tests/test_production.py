@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tracemalloc
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,28 +22,39 @@ import torch
 
 import drills
 from damage import Trap
-from drills import LEVELS, PLAIN, SHAPE, SOLVER, files, label, make, subject
-from steindiff import SOLVERS, noise, sample
+from drills import LEVELS, PLAIN, SHAPE, SOLVER, Ears, files, label, make, model
+from steindiff import SOLVERS, Sampler, noise, sample
 from steindiff._files import atomic, unfinished, write_bytes
 from steindiff._serialization import with_checksum
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
-from steindiff.comparison import Plan
 from steindiff.corrections import Plain, Relaxation, TopK
 from steindiff.corrections.balance import Balance
-from steindiff.corrections.replay import Replay
+from steindiff.corrections.replay import StepWeights
 from steindiff.grids import GRIDS
+from steindiff.model import Model
 from steindiff.pictures import Folder
-from steindiff.production import Images, Manifest, generate, to_png, verify
-from steindiff.production.generating import ahead
+from steindiff.production import Images, Manifest, to_png, verify
 from steindiff.production.settings import setting
+from steindiff.sampler import levels_for
 from steindiff.schedules import SCHEDULES
 
 SEEDS = range(5, 23)
-FIVE = SOLVER.levels(GRIDS["edm-min"], SCHEDULES["edm"], 5)
+FIVE = levels_for(SOLVER, GRIDS["edm"], SCHEDULES["edm"], 5)
 EMPTY = Calibration.empty(SOLVER, LEVELS, DCT(SHAPE))
-SCALED = replace(EMPTY, rho=((1.0, 1.01, 1.0, 1.0), *EMPTY.rho[1:]))
-NUDGED = replace(EMPTY, rho=((1.0, 1.01 + 1e-9, 1.0, 1.0), *EMPTY.rho[1:]))
+SCALED = replace(EMPTY, steps=(StepWeights((1.0, 1.01, 1.0, 1.0)), *EMPTY.steps[1:]))
+NUDGED = replace(EMPTY, steps=(StepWeights((1.0, 1.01 + 1e-9, 1.0, 1.0)), *EMPTY.steps[1:]))
+
+
+class Told(drills.Toy):
+    """The toy under another guidance that changes nothing else."""
+
+    @property
+    def conditions(self):
+        return {"guidance": 2.0}
+
+
+GUIDED = Model(lambda seeds: Told(seeds, 1.0, None, drills.nothing), SCHEDULES["edm"], SHAPE, name="toy")
 
 
 @pytest.fixture(scope="module")
@@ -68,34 +78,15 @@ def test_drill(drill: str, tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("plan", [PLAIN, drills.RELAXED], ids=["plain", "relaxed"])
-def test_images_are_those_of_the_sampling_loop(tmp_path: Path, plan: Plan):
-    make(tmp_path, plan=plan)
+@pytest.mark.parametrize("sampler", [PLAIN, drills.RELAXED], ids=["plain", "relaxed"])
+def test_images_are_those_of_the_sampling_loop(tmp_path: Path, sampler: Sampler):
+    make(tmp_path, sampler=sampler)
     images = torch.cat(list(Images(tmp_path).batches(100)))
     for seeds in (range(5, 8), range(8, 9), range(9, 12)):  # shards of four, by three at most
         x = noise(seeds, SHAPE, LEVELS[0])
-        out = sample(subject().denoisers(seeds), x, LEVELS, SOLVER, plan.correction).x
+        out = sample(model().denoiser_for(seeds), x, LEVELS, SOLVER, sampler.correction).x
         expected = ((out.clamp(-1, 1) + 1) * 127.5).round().byte()
         assert torch.equal(images[seeds.start - 5 : seeds.stop - 5], expected)
-
-
-def test_work_ahead_is_one_item_ahead_and_keeps_order_and_errors():
-    begun = []
-
-    def square(n: int) -> int:
-        begun.append(n)
-        if n == 4:
-            raise RuntimeError("four")
-        return n * n
-
-    results = ahead(square, iter(range(9)))
-    assert [next(results) for _ in range(3)] == [0, 1, 4]
-    assert max(begun) <= 3
-    assert next(results) == 9
-    with pytest.raises(RuntimeError, match="four"):
-        next(results)
-    assert max(begun) <= 5
-    assert list(ahead(square, [])) == []
 
 
 def test_images_come_in_order_with_seeds_and_labels(whole: Path):
@@ -108,7 +99,7 @@ def test_images_come_in_order_with_seeds_and_labels(whole: Path):
     assert all(batch.dtype == torch.uint8 and batch.shape[1:] == SHAPE for batch in batches)
     assert torch.equal(torch.cat(batches), torch.cat([shard.images for shard in shards]))
     assert len(torch.cat(batches).unique(dim=0)) == 18
-    with pytest.raises(ValueError, match="size must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="size must be a whole number >= 1, got 0"):
         Images(whole).batches(0)
 
 
@@ -127,14 +118,14 @@ def test_manifest_is_readable_and_checksums_are_those_of_sha256sum(whole: Path):
 def test_a_finished_set_is_left_alone(folder: Path):
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     told = []
-    assert make(folder, begin=told.append, advance=told.append, note=told.append) == (0, 18)
+    assert make(folder, listener=Ears(begin=told.append, advance=told.append, note=told.append)) == (0, 18)
     assert told == [0]
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
 def test_progress_is_told(tmp_path: Path):
     total, done = [], []
-    make(tmp_path, begin=total.append, advance=done.append)
+    make(tmp_path, listener=Ears(begin=total.append, advance=done.append))
     assert total == [18]
     assert done == [3, 1, 3, 1, 3, 1, 3, 1, 2]
 
@@ -164,7 +155,7 @@ def test_damaged_shard_is_said_and_made_again(whole: Path, folder: Path, damage,
     with pytest.raises(ValueError, match=r"4 of 5 shards are sound; damaged: .*shard-00002.safetensors: .* checksum"):
         Images(folder)
     notes: list[str] = []
-    assert make(folder, note=notes.append) == (4, 14)
+    assert make(folder, listener=Ears(note=notes.append)) == (4, 14)
     (text,) = notes
     assert "shard-00002.safetensors" in text
     assert "made again" in text
@@ -190,7 +181,7 @@ def test_shard_damaged_while_reading_is_refused(folder: Path):
 
 
 def test_shard_of_another_set_is_refused_and_made_again(whole: Path, folder: Path, tmp_path: Path):
-    make(tmp_path / "other", plan=drills.RELAXED)
+    make(tmp_path / "other", sampler=drills.RELAXED)
     for path in (tmp_path / "other").glob("shard-00003.*"):
         shutil.copy(path, folder)
     assert "another set" in verify(folder).damaged[3]
@@ -210,25 +201,18 @@ def resum(path: Path, data: bytes) -> None:
 
 
 DIFFERENT = {
-    "seeds.count: 18, not 19": partial(make, count=19),
-    "shard_size: 4, not 5": partial(make, shard_size=5),
-    "batch: 3, not 2": partial(make, batch=2),
-    "labels: ": partial(make, labels=None),
-    "recipe.nfe: 4, not 5; recipe.levels": partial(make, plan=PLAIN._replace(levels=FIVE)),
-    "recipe.correction.calibration: None": partial(make, plan=PLAIN._replace(correction=Replay(EMPTY))),
-    "recipe.correction.kind: 'Plain', not 'Relaxation'": partial(make, plan=drills.RELAXED),
-    "recipe.solver.nominal_order: 2, not 3": lambda folder: generate(
-        subject(), SOLVERS["dpmpp-3m"], PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
-    ),
-    "recipe.model: 'toy', not 'toys'": lambda folder: generate(
-        replace(subject(), name="toys"), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
-    ),
-    "recipe.compiled: False, not True": lambda folder: generate(
-        replace(subject(), compiled=True), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
-    ),
-    "fingerprint: the model's weights": lambda folder: generate(
-        subject(scale=0.999), SOLVER, PLAIN, SEEDS, folder, shard_size=4, batch=3, labels=label
-    ),
+    "seeds.count: 18, not 19": {"count": 19},
+    "shard_size: 4, not 5": {"size": 5},
+    "batch: 3, not 2": {"batch": 2},
+    "labels: ": {"labels": None},
+    "recipe.nfe: 4, not 5; recipe.levels": {"sampler": Sampler(SOLVER, FIVE)},
+    "recipe.correction.kind: 'Plain', not 'Replay'": {"sampler": Sampler(SOLVER, LEVELS, correction=EMPTY.replay())},
+    "recipe.correction.kind: 'Plain', not 'Relaxation'": {"sampler": drills.RELAXED},
+    "recipe.solver.nominal_order: 2, not 3": {"sampler": Sampler(SOLVERS["dpmpp-3m"], LEVELS)},
+    "recipe.model: 'toy', not 'toys'": {"of": model(name="toys")},
+    "recipe.compiled: None, not True": {"facts": {"compiled": True}},
+    "recipe.conditions.guidance: None, not 2.0": {"of": GUIDED},
+    "fingerprint: the model's weights": {"of": model(scale=0.999)},
 }
 
 
@@ -236,7 +220,7 @@ DIFFERENT = {
 def test_another_setting_is_refused_by_name(folder: Path, message: str):
     before = files(folder)
     with pytest.raises(ValueError, match="holds images made with other settings") as caught:
-        DIFFERENT[message](folder)
+        make(folder, **DIFFERENT[message])
     assert message in str(caught.value)
     assert files(folder) == before
 
@@ -249,16 +233,16 @@ def test_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_calibrations_are_told_apart_beyond_the_digits_of_their_file(tmp_path: Path):
     assert SCALED.to_dict()["sha256"] == NUDGED.to_dict()["sha256"]
-    make(tmp_path, plan=PLAIN._replace(correction=Replay(SCALED)))
-    with pytest.raises(ValueError, match=r"recipe\.correction\.calibration\.digits"):
-        make(tmp_path, plan=PLAIN._replace(correction=Replay(NUDGED)))
+    make(tmp_path, sampler=Sampler(SOLVER, LEVELS, correction=SCALED.replay()))
+    with pytest.raises(ValueError, match=r"recipe\.correction\.weights"):
+        make(tmp_path, sampler=Sampler(SOLVER, LEVELS, correction=NUDGED.replay()))
 
 
 def test_settings_of_every_correction_can_be_recorded():
     for correction in (
         Plain(),
         Relaxation(activation=TopK()),
-        Replay(EMPTY),
+        EMPTY.replay(),
         Balance(DCT(SHAPE), torch.ones(1, 4)),
     ):
         text = json.dumps(setting(correction), allow_nan=False)
@@ -270,14 +254,10 @@ def test_settings_of_every_correction_can_be_recorded():
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_nan_names_seeds_and_step_and_leaves_nothing(tmp_path: Path, whole: Path, k: int):
-    ill = subject(nan=(10, k))
-    run = partial(
-        generate, solver=SOLVER, plan=PLAIN, seeds=SEEDS, folder=tmp_path, shard_size=4, batch=3, labels=label
-    )
     with pytest.raises(RuntimeError, match=rf"shard 1, seeds 9 to 11: step {k} of 4, .* the network's output"):
-        run(ill)
+        make(tmp_path, of=model(nan=(10, k)))
     assert set(files(tmp_path)) == {"manifest.json", "shard-00000.safetensors", "shard-00000.safetensors.sha256"}
-    assert run(subject()) == (14, 4)
+    assert make(tmp_path) == (14, 4)
     assert files(tmp_path) == files(whole)
 
 
@@ -286,8 +266,8 @@ def test_batch_that_does_not_fit_is_said_and_the_folder_stays_free(tmp_path: Pat
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("steindiff.production.generating.sample", full)
-        with pytest.raises(MemoryError, match=r"batch = 3: does not fit in memory \(shard 0, seeds 5 to 7\)"):
+        patch.setattr("steindiff.sampler.sample", full)
+        with pytest.raises(MemoryError, match="shard 0, seeds 5 to 7: batch = 3 does not fit in memory"):
             make(tmp_path)
     assert not files(tmp_path)
     assert make(tmp_path, batch=2).made == 18
@@ -297,7 +277,7 @@ def test_unwritable_folder_is_named_before_any_work(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OSError, match="file") as caught:
-            make(place, advance=lambda amount: pytest.fail("work was done"))
+            make(place, listener=Ears(advance=lambda amount: pytest.fail("work was done")))
         assert caught.value.filename == str(place)
 
 
@@ -310,10 +290,10 @@ def test_folder_without_a_set(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard_size": 0}, "shard_size must be >= 1, got 0"),
-        ({"batch": 0}, "batch must be >= 1, got 0"),
-        ({"count": 0}, "seeds must hold at least one seed"),
-        ({"count": 100_001, "shard_size": 1, "labels": None}, "shard_size must be >= 2 for 100001 images, got 1"),
+        ({"size": 0}, "shard_size must be a whole number >= 1, got 0"),
+        ({"batch": 0}, "batch must be a whole number >= 1, got 0"),
+        ({"count": 0}, "seeds must hold at least one"),
+        ({"count": 100_001, "size": 1, "labels": None}, "shard_size must be >= 2 for 100001 images, got 1"),
     ],
 )
 def test_arguments_out_of_range_are_named(tmp_path: Path, options, message: str):
@@ -412,7 +392,7 @@ def test_a_set_is_finished_with_the_threads_it_was_begun_with(whole: Path, folde
     used, notes = [], []
     torch.set_num_threads(2)
     try:
-        make(folder, tick=lambda: used.append(torch.get_num_threads()), note=notes.append)
+        make(folder, tick=lambda: used.append(torch.get_num_threads()), listener=Ears(note=notes.append))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

@@ -67,7 +67,7 @@ def decode(name: str, value: Any, kind: Any) -> Any:
         return _sequence(name, value, arguments)
     if origin in (dict, Mapping):
         return {key: decode(f"{name}.{key[:40]}", item, arguments[1]) for key, item in _object(name, value).items()}
-    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_field_defaults"):
         given = len(value) if isinstance(value, list | tuple) else 0
         least = len(kind._fields) - len(kind._field_defaults)
         fields = kind._fields[: max(given, least)]  # the last ones may have defaults
