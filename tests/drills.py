@@ -14,7 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,20 @@ def result(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+class Score:
+    """How many faults this process tried, and how many of them held: what follows a fault was as it should be."""
+
+    tried = held = 0
+
+    @classmethod
+    @contextmanager
+    def fault(cls) -> Iterator[None]:
+        """One fault and what is checked after it."""
+        cls.tried += 1
+        yield
+        cls.held += 1
+
+
 class Watched:
     """Work in a process of its own that tells its steps, and is killed once it has made some of them.
 
@@ -164,14 +179,15 @@ def kills(folder: Path) -> None:
     make(folder / "whole", count)
     torn, rng, seen = folder / "torn", random.Random(8), 0
     for _ in range(24):
-        run = Watched(lambda tick: make(torn, count, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
-        assert run.reached
-        assert run.kill() == -signal.SIGKILL
-        if (torn / "manifest.json").exists():
-            condition = verify(torn)
-            assert not condition.damaged, condition
-            assert len(condition.sound) >= seen, f"{condition.sound} after {seen}"
-            seen = len(condition.sound)
+        with Score.fault():
+            run = Watched(lambda tick: make(torn, count, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
+            assert run.reached
+            assert run.kill() == -signal.SIGKILL
+            if (torn / "manifest.json").exists():
+                condition = verify(torn)
+                assert not condition.damaged, condition
+                assert len(condition.sound) >= seen, f"{condition.sound} after {seen}"
+                seen = len(condition.sound)
     assert 0 < seen < 100, f"{seen} shards after all kills"
     assert make(torn, count) == (count - 4 * seen, 4 * seen)
     assert not leftovers(torn)
@@ -185,12 +201,13 @@ def crowd(folder: Path) -> None:
     make(folder / "whole", 60)
     for trial in range(6):
         torn, rng = folder / f"torn-{trial}", random.Random(trial)
-        victim = Watched(lambda tick, torn=torn: make(torn, 60, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
-        others = [fork(lambda torn=torn: make(torn, 60)) for _ in range(3)]
-        assert victim.kill() == -signal.SIGKILL
-        assert [result(pid) for pid in others] == [0, 0, 0]
-        make(torn, 60)
-        assert files(torn) == files(folder / "whole")
+        with Score.fault():
+            victim = Watched(lambda tick, torn=torn: make(torn, 60, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
+            others = [fork(lambda torn=torn: make(torn, 60)) for _ in range(3)]
+            assert victim.kill() == -signal.SIGKILL
+            assert [result(pid) for pid in others] == [0, 0, 0]
+            make(torn, 60)
+            assert files(torn) == files(folder / "whole")
 
 
 def die() -> None:
@@ -249,11 +266,12 @@ def moments(folder: Path) -> None:
                 arm(n)
                 make(torn, sampler=RELAXED)
 
-            assert result(fork(work)) == -signal.SIGKILL, torn
-            assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
-            make(torn, sampler=RELAXED)
-            assert not leftovers(torn), torn
-            assert whole == files(torn), torn
+            with Score.fault():
+                assert result(fork(work)) == -signal.SIGKILL, torn
+                assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
+                make(torn, sampler=RELAXED)
+                assert not leftovers(torn), torn
+                assert whole == files(torn), torn
 
 
 STORES = itertools.count()
@@ -289,12 +307,13 @@ def ranks(folder: Path) -> None:
 
         make(torn, listener=Ears(advance=advance))
 
-    assert group(folder, 2, dies) == [0, -signal.SIGKILL]
-    condition = verify(torn)
-    assert condition.sound == (0, 1, 2, 4), condition
-    assert condition.missing == (3,), condition
-    assert group(folder, 2, lambda rank: make(torn)) == [0, 0]
-    assert files(torn) == files(folder / "plain-one")
+    with Score.fault():
+        assert group(folder, 2, dies) == [0, -signal.SIGKILL]
+        condition = verify(torn)
+        assert condition.sound == (0, 1, 2, 4), condition
+        assert condition.missing == (3,), condition
+        assert group(folder, 2, lambda rank: make(torn)) == [0, 0]
+        assert files(torn) == files(folder / "plain-one")
 
 
 def refusal(work: Callable[[], object]) -> OSError:
@@ -325,7 +344,8 @@ def grow(folder: Path) -> None:
 
 def disk(folder: Path) -> None:
     """No room for a file, a full disk, a read-only one. Exits with 77 before the last two where none can be mounted."""
-    grow(folder / "limited")
+    with Score.fault():
+        grow(folder / "limited")
     place = folder / "disk"
     place.mkdir()
     if (
@@ -337,21 +357,23 @@ def disk(folder: Path) -> None:
         torn = place / "torn"
         filler = place / "filler"
         filler.write_bytes(bytes(88 * 1024))
-        error = refusal(lambda: make(torn, 40))
-        assert error.errno == errno.ENOSPC, error
-        assert Path(error.filename).parent == torn, error
-        assert not leftovers(torn)
-        sound = verify(torn).sound
-        assert sound, "nothing fitted"
-        filler.unlink()
-        assert make(torn, 40).kept == 4 * len(sound)
-        make(folder / "whole", 40)
-        assert files(torn) == files(folder / "whole")
-        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-        error = refusal(lambda: make(torn, 40))
-        assert error.errno == errno.EROFS, error
-        assert error.filename == str(torn), error
-        assert len(Images(torn)) == 40
+        with Score.fault():
+            error = refusal(lambda: make(torn, 40))
+            assert error.errno == errno.ENOSPC, error
+            assert Path(error.filename).parent == torn, error
+            assert not leftovers(torn)
+            sound = verify(torn).sound
+            assert sound, "nothing fitted"
+            filler.unlink()
+            assert make(torn, 40).kept == 4 * len(sound)
+            make(folder / "whole", 40)
+            assert files(torn) == files(folder / "whole")
+        with Score.fault():
+            subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+            error = refusal(lambda: make(torn, 40))
+            assert error.errno == errno.EROFS, error
+            assert error.filename == str(torn), error
+            assert len(Images(torn)) == 40
     finally:
         subprocess.run(["umount", place], check=True)
 
@@ -360,4 +382,7 @@ DRILLS = {drill.__name__: drill for drill in (kills, crowd, moments, ranks, disk
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    DRILLS[sys.argv[1]](Path(sys.argv[2]))
+    try:
+        DRILLS[sys.argv[1]](Path(sys.argv[2]))
+    finally:
+        print(Score.tried, Score.held)

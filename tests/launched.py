@@ -14,7 +14,7 @@ import torch
 import toys
 from steindiff.cli.app import run
 from steindiff.cli.commands import evaluate
-from steindiff.models import MODELS
+from steindiff.cli.options import MODELS
 from steindiff.production import generating
 
 
@@ -36,7 +36,7 @@ def die_after_a_shard() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    MODELS["digits"] = lambda guidance, device, compiled=False: toys.subject()
+    MODELS["digits"] = lambda guidance, device, compiled=False: toys.model()
     evaluate.Evaluation.inception = staticmethod(pooled)
     if "DIE" in os.environ and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         die_after_a_shard()

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 from damage import Trap, refusal
+from steindiff import _weights as weights
 from steindiff.metrics import references
 from steindiff.pictures import Archive, Folder
-from steindiff import _weights as weights
 
 
 def test_neither_weights_nor_statistics_carry_code(tmp_path: Path):

@@ -9,13 +9,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from steindiff.bench.sections import random_unet
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff.averages import PerSample
-from steindiff.bench.sections import random_unet
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
 from steindiff.denoisers.batched import Batched

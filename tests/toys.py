@@ -7,11 +7,16 @@ from functools import cache
 import torch
 from sklearn.datasets import load_digits
 
-from steindiff.calibrating import calibrate
+from steindiff.bases import DCT
 from steindiff.calibration import Calibration
-from steindiff.comparison import RandomFeatures, Subject
-from steindiff.denoisers import Mixture
+from steindiff.comparison import Yardstick
+from steindiff.corrections.replay import StepWeights
+from steindiff.denoisers import Denoiser, Mixture
+from steindiff.grids import GRIDS
 from steindiff.metrics.frechet import Moments
+from steindiff.metrics.random_features import RandomFeatures
+from steindiff.model import DenoiserFor, Model
+from steindiff.sampler import levels_for
 from steindiff.schedules import SCHEDULES
 from steindiff.solvers.base import Solver
 
@@ -29,19 +34,18 @@ def denoiser() -> Mixture:
     return Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data)))
 
 
+def model(denoisers: Denoiser | DenoiserFor | None = None) -> Model:
+    return Model(denoisers or denoiser(), SCHEDULES["edm"], SHAPE, name="digits")
+
+
 @cache
 def calibrated(solver: Solver, nfe: int) -> Calibration:
-    return calibrate(denoiser(), solver, SCHEDULES["edm"], nfe, SHAPE, seeds=range(32))
+    """Weights one cannot see, but weights: nothing is measured for the tests of what prints and writes."""
+    levels, basis = levels_for(solver, GRIDS["logsnr"], SCHEDULES["edm"], nfe), DCT(SHAPE)
+    weights = StepWeights((1.001,) * basis.bands)
+    return Calibration(solver=solver, levels=levels, basis=basis, steps=(weights,) * levels.steps)
 
 
-def subject(calibrations=calibrated) -> Subject:
+def yardstick() -> Yardstick:
     features = RandomFeatures(1)
-    return Subject(
-        name="digits",
-        denoisers=lambda seeds: denoiser(),
-        schedule=SCHEDULES["edm"],
-        shape=SHAPE,
-        features=features,
-        reference=Moments.of(features(digits())),
-        calibrations=calibrations,
-    )
+    return Yardstick(features, Moments.of(features(digits())))

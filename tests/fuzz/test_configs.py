@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from damage import HOSTILE, JSON, edited, mutated, refusal
+from steindiff import _weights as weights
 from steindiff import bases, grids, schedules, solvers
 from steindiff._checks import Within
 from steindiff._serialization import decode, from_config, parse_json, to_config
@@ -24,7 +25,6 @@ from steindiff.integrations import edm
 from steindiff.integrations.identity import check_identity, identify
 from steindiff.levels import Level
 from steindiff.schedules.base import Schedule
-from steindiff import _weights as weights
 
 TABLES = {
     "solver": solvers.SOLVERS.classes(),

@@ -18,12 +18,12 @@ from safetensors.torch import save
 
 import drills
 from damage import EDITS, HOSTILE, JSON, edited, mutated, refusal
+from steindiff import _weights as weights
 from steindiff._serialization import with_checksum
 from steindiff.metrics import Moments, frechet_distance, references
 from steindiff.pictures import Archive, Folder
 from steindiff.production import Images, Manifest, verify
 from steindiff.production.shards import sum_line
-from steindiff import _weights as weights
 
 TENSORS = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, dtype=torch.bool)}, metadata={"by": "test"})
 DTYPES = ["F32", "F16", "BF16", "BOOL", "U8", "I64", "F64", "F8_E4M3", "F6_E2M3", "U16", "C64", "X"]
