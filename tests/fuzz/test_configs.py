@@ -16,15 +16,20 @@ from hypothesis import strategies as st
 
 from damage import HOSTILE, JSON, edited, mutated, refusal
 from steindiff import _weights as weights
-from steindiff import bases, grids, schedules, solvers
+from steindiff import bases, grids, sample, schedules, solvers
 from steindiff._checks import Within
-from steindiff._serialization import decode, from_config, parse_json, to_config
+from steindiff._serialization import decode, from_config, parse_json, to_config, with_checksum
 from steindiff.bases import DCT, OPPONENT, Basis, Identity
+from steindiff.calibration import Calibration
+from steindiff.corrections.replay import StepWeights
+from steindiff.denoisers import Gaussian
 from steindiff.grids.stein import Stein
 from steindiff.integrations import edm
 from steindiff.integrations.identity import check_identity, identify
 from steindiff.levels import Level
+from steindiff.sampler import levels_for
 from steindiff.schedules.base import Schedule
+from steindiff.seeding import noise
 
 TABLES = {
     "solver": solvers.SOLVERS.classes(),
@@ -44,6 +49,9 @@ THINGS = {
     "grid": [grids.Karras(), grids.LogSNR(), Stein(((-1.0, 1.0), (1.0, 2.0)))],
     "basis": [DCT((3, 4, 4), OPPONENT, 2), DCT((1, 8)), Identity((5,))],
 }
+
+
+NETWORK = torch.nn.Linear(3, 3)
 
 
 def described(thing: Any) -> Any:
@@ -109,10 +117,10 @@ def test_decode_keeps_types():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"count": 0}, "r.count must be >= 1, got 0"),
-        ({"count": 2.0}, "r.count must be a whole number, got 2.0"),
-        ({"count": True}, "r.count must be a whole number, got True"),
-        ({"count": 10**400}, "r.count must be <= 9223372036854775807, got a whole number of 1329 bits"),
+        ({"count": 0}, "r.count must be >= 1 and <= 9, got 0"),
+        ({"count": 2.0}, r"r.count must be a whole number below 2\*\*63, got 2.0"),
+        ({"count": True}, r"r.count must be a whole number below 2\*\*63, got True"),
+        ({"count": 10**400}, r"r.count must be a whole number below 2\*\*63, got a whole number of 1329 bits"),
         ({"names": "x"}, "r.names must be a list, got 'x'"),
         ({"names": [1]}, r"r.names\[0\] must be text, got 1"),
         ({"pair": [1]}, "r.pair must have 2 entries, got 1"),
@@ -148,6 +156,78 @@ def test_nan_is_not_json():
     for text in ("NaN", "[Infinity]", '{"a": -Infinity}'):
         with pytest.raises(ValueError, match="every number must be finite"):
             parse_json(text)
+
+
+def calibration() -> Calibration:
+    """Small, with all there can be in it."""
+    solver, basis = solvers.SOLVERS["dpmpp-2m"], DCT((1, 4))
+    weights = StepWeights((1.0, 1.1, 0.9, 1.0), ((0.1, 0.0, 0.0, 0.2),), (0.01, 0.02, 0.01, 0.01), 0.5)
+    return Calibration(
+        solver=solver,
+        levels=levels_for(solver, grids.GRIDS["logsnr"], schedules.EDM(), 3),
+        basis=basis,
+        steps=(StepWeights(), weights, weights),
+        fingerprint=(0.1,) * 8,
+        conditions={"guidance": 1.0, "network": identify(NETWORK)},
+        provenance={"seed": 3, "cost": [1, 2]},
+    )
+
+
+def content(version: int) -> dict[str, Any]:
+    """What a file of a format holds, without its checksum; format 2 as older versions wrote it."""
+    body = {name: value for name, value in calibration().to_dict().items() if name != "sha256"}
+    if version == 3:
+        return body
+    same = {name: body[name] for name in ("solver", "nfe", "schedule", "levels", "basis")}
+    lists = {name: [step[name] for step in body["steps"]] for name in ("rho", "tau")}
+    gamma = [step.get("gamma", 1.0) for step in body["steps"]]
+    settings = {**body["conditions"], **body["provenance"]}
+    return {
+        "format": 2,
+        **same,
+        **lists,
+        "gamma": gamma,
+        "error": [],
+        "model": body["fingerprint"],
+        "settings": settings,
+    }
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@given(data=st.data())
+def test_calibrations_with_a_right_checksum(place: Path, version: int, data: st.DataObject):
+    """Before: tracebacks for `order: 3.0`, `rings: 32.0` and `model: [1, "x"]`; 3 GB for a seed that is a format."""
+    changed = data.draw(mutated(content(version)))
+    path = place / f"c{version}.json"
+    path.write_text(json.dumps(with_checksum(changed) if isinstance(changed, dict) else changed))
+    found: list[Calibration] = []
+    said = refusal(lambda: found.append(Calibration.load(path)), ValueError)
+    assert said is None or str(path) in said
+    denoiser = Gaussian(torch.zeros(1, 4), torch.ones(1, 4))
+    for own in found:  # what is taken for sound can be used, or says what it was measured for
+        x = noise([0], (1, 4), own.levels[0])
+        refusal(
+            lambda own=own, x=x: sample(denoiser, x, own.levels, own.solver, own.replay()), (ValueError, RuntimeError)
+        )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_calibrations_of_both_formats_are_read(place: Path, version: int):
+    path = place / "sound.json"
+    path.write_text(json.dumps(with_checksum(content(version))))
+    known, found = calibration(), Calibration.load(path)
+    for name in ("solver", "levels", "basis", "fingerprint", "conditions", "provenance"):
+        assert getattr(found, name) == getattr(known, name)
+    assert [(w.rho, w.tau, w.gamma) for w in found.steps] == [(w.rho, w.tau, w.gamma) for w in known.steps]
+
+
+@given(data=st.binary(max_size=80), cut=st.integers(0, 2000))
+def test_calibration_bytes(place: Path, data: bytes, cut: int):
+    path = place / "bytes.json"
+    text = json.dumps(calibration().to_dict()).encode()
+    path.write_bytes(text[: min(cut, len(text) - 1)] + data)
+    said = refusal(lambda: Calibration.load(path), ValueError)
+    assert said is None or str(path) in said
 
 
 CLONE = """
@@ -193,9 +273,6 @@ def test_edm_headers(place: Path, clone: Path, arguments: Any, width: int, depth
     path.write_bytes(edited(path.read_bytes(), edits, 0))
     said = refusal(lambda: edm.load(path, source=clone), (ValueError, RuntimeError))
     assert said is not None or (name, width, depth) == ("Net", 2, 1)
-
-
-NETWORK = torch.nn.Linear(3, 3)
 
 
 @given(known=mutated(identify(NETWORK)) | JSON | HOSTILE)
