@@ -1,4 +1,4 @@
-"""Make `problems` importable, keep torch to one thread, and hypothesis from looking at the clock."""
+"""Make `problems` and the benchmarks importable, keep torch to one thread, and hypothesis from watching the clock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 torch.set_num_threads(1)
 
 # No test depends on the clock: neither a deadline nor a health check that measures time. The suite tries the same cases

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+import determinism
+
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import determinism  # noqa: E402
 
 
 @pytest.mark.parametrize("name", [name for name in determinism.CLAIMS if name not in ("processes", "kills")])

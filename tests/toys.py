@@ -7,18 +7,10 @@ from functools import cache
 import torch
 from sklearn.datasets import load_digits
 
-from steindiff.bases import DCT
-from steindiff.calibration import Calibration
-from steindiff.comparison import Yardstick
-from steindiff.corrections.replay import StepWeights
-from steindiff.denoisers import Denoiser, Mixture
-from steindiff.grids import GRIDS
-from steindiff.metrics.frechet import Moments
-from steindiff.metrics.random_features import RandomFeatures
-from steindiff.model import DenoiserFor, Model
-from steindiff.sampler import levels_for
-from steindiff.schedules import SCHEDULES
-from steindiff.solvers.base import Solver
+from steindiff import EDM, Calibration, Model, Recipe, Search, Solver, calibrate
+from steindiff.comparison import Calibrated, Method, Yardstick, default_methods
+from steindiff.denoisers import Mixture
+from steindiff.metrics import Moments, RandomFeatures
 
 SHAPE = (1, 8, 8)
 
@@ -34,16 +26,18 @@ def denoiser() -> Mixture:
     return Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data)))
 
 
-def model(denoisers: Denoiser | DenoiserFor | None = None) -> Model:
-    return Model(denoisers or denoiser(), SCHEDULES["edm"], SHAPE, name="digits")
+def model(**changes) -> Model:
+    return Model(changes.pop("denoiser", denoiser()), EDM(), SHAPE, name="digits", **changes)
 
 
 @cache
 def calibrated(solver: Solver, nfe: int) -> Calibration:
-    """Weights one cannot see, but weights: nothing is measured for the tests of what prints and writes."""
-    levels, basis = levels_for(solver, GRIDS["logsnr"], SCHEDULES["edm"], nfe), DCT(SHAPE)
-    weights = StepWeights((1.001,) * basis.bands)
-    return Calibration(solver=solver, levels=levels, basis=basis, steps=(weights,) * levels.steps)
+    recipe = Recipe(seeds=range(32), steps=12, search=Search(iterations=1))
+    return calibrate(model(), nfe, solver, recipe=recipe)
+
+
+def methods(calibrations=lambda model, solver, nfe: calibrated(solver, nfe)) -> dict[str, Method]:
+    return default_methods() | {"calibrated": Calibrated(calibrations=calibrations)}
 
 
 def yardstick() -> Yardstick:

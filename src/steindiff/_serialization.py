@@ -67,11 +67,11 @@ def decode(name: str, value: Any, kind: Any) -> Any:
         return _sequence(name, value, arguments)
     if origin in (dict, Mapping):
         return {key: decode(f"{name}.{key[:40]}", item, arguments[1]) for key, item in _object(name, value).items()}
-    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_field_defaults"):
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        defaults: dict[str, Any] = getattr(kind, "_field_defaults", {})
         given = len(value) if isinstance(value, list | tuple) else 0
-        least = len(kind._fields) - len(kind._field_defaults)
-        fields = kind._fields[: max(given, least)]  # the last ones may have defaults
-        return kind(*_sequence(name, value, tuple(_hints(kind)[field] for field in fields)))
+        hints = list(_hints(kind).values())  # of a named tuple; the last fields may have defaults
+        return kind(*_sequence(name, value, tuple(hints[: max(given, len(hints) - len(defaults))])))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return _record(name, _object(name, value), kind)
     raise ValueError(f"{name} cannot be read from a file: there is no rule for {kind}")

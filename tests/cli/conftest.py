@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
 def digits(guidance: float, device: str, *, compiled: bool = False) -> Model:
     one = toys.denoiser()
-    return toys.model(one if guidance == 1.0 else Guided(one, one, guidance))
+    return toys.model(denoiser=one if guidance == 1.0 else Guided(one, one, guidance))
 
 
 class Hungry(CountingDenoiser):

@@ -12,7 +12,7 @@ from steindiff.calibrating import Recipe, calibrate
 from steindiff.corrections.replay import Replay
 from steindiff.grids import Karras, LogSNR
 from steindiff.models import embedded
-from steindiff.reference_run import reference_run
+from steindiff.reference import reference_run
 from steindiff.solvers import DPMSolverMultistep
 
 diffusers = pytest.importorskip("diffusers")
