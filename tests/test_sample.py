@@ -173,13 +173,9 @@ def test_a_network_of_the_wrong_shape_is_refused():
 @pytest.mark.parametrize(
     ("seeds", "shape", "message"),
     [
-        ([], (3,), "seeds must hold at least one seed, got none"),
-        ([-1], (3,), "seeds must be >= 0, got -1"),
-        ([1], (3, 0), "shape must be >= 1, got 0"),
-        ([1.5], (3,), "seeds must be a whole number, got 1.5"),
-        ([True], (3,), "seeds must be a whole number, got True"),
-        ([2**63], (3,), "seeds must be <= 9223372036854775807, got 9223372036854775808"),
-        (range(2**63 - 1, 2**63 + 1), (3,), "seeds must be <= 9223372036854775807"),
+        ([], (3,), "seeds: got none"),
+        ([-1], (3,), "allowed are numbers >= 0, got -1"),
+        ([1], (3, 0), r"shape = \(3, 0\)"),
     ],
 )
 def test_bad_seeds_and_shapes_are_refused(seeds, shape, message: str):

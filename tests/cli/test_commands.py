@@ -54,7 +54,7 @@ def test_compare_by_fid(steindiff, tmp_path, monkeypatch):
     assert done.code == 0, done.err
     assert "Inception features (FID)" in " ".join(done.out.split())
     wrong = steindiff(f"compare --model digits --features beauty --out {tmp_path / 'out'}")
-    assert "features = 'beauty': allowed are random, inception" in wrong.err
+    assert "features = 'beauty' is not known" in wrong.err
 
 
 def test_compare_says_what_is_left_out(steindiff, tmp_path):
