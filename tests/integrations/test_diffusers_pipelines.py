@@ -25,6 +25,7 @@ from steindiff.solvers import DDIM, DPMSolverMultistep, Heun, UniPCBh1, UniPCBh2
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+import hosts  # noqa: E402
 from diffusers.configuration_utils import register_to_config  # noqa: E402
 from diffusers.models.unets.unet_2d import UNet2DOutput  # noqa: E402
 
@@ -51,7 +52,7 @@ class Case:
 
 CASES = {
     "ddpm": Case(tiny.ddpm, {"batch_size": 2}, 1, {"copies": 1}),
-    "ldm": Case(tiny.latent_diffusion, {"batch_size": 2}, 1, {"copies": 1}),
+    "ldm": Case(lambda: hosts.latent_diffusion()[0], {"batch_size": 2}, 1, {"copies": 1}),
     "sd": Case(
         tiny.stable_diffusion,
         {**tiny.embeddings(), **SIZE, "guidance_scale": 4.0},
@@ -74,8 +75,8 @@ CASES = {
         {"copies": 2, "conditional": 1, "weight": 5.0},
     ),
     "sd3": Case(
-        tiny.stable_diffusion_3,
-        {**tiny.embeddings(pooled=True), **SIZE, "guidance_scale": 4.0},
+        lambda: hosts.stable_diffusion_3()[0],
+        hosts.stable_diffusion_3()[1],
         1,
         {"copies": 2, "conditional": 1, "weight": 4.0},
     ),
