@@ -92,7 +92,7 @@ class Levels(Sequence[Level]):
         for i, level in enumerate(self.levels):
             if not all(abs(v) <= LARGEST for v in level) or level.alpha < 0 or level.sigma < 0:
                 raise ValueError(
-                    f"levels[{i}] = {level}: t, alpha and sigma must be finite (at most {LARGEST:g}), alpha and sigma >= 0"
+                    f"levels[{i}] = {level}: t, alpha and sigma must be finite, at most {LARGEST:g}, alpha, sigma >= 0"
                 )
             if not 0.0 < level.told < math.inf:
                 raise ValueError(f"levels[{i}].told must be finite and > 0, got {level.told}")
