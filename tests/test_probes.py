@@ -8,7 +8,6 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from steindiff.bench.sections import random_unet
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
