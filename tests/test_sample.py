@@ -167,7 +167,7 @@ def test_a_network_of_the_wrong_shape_is_refused():
         def denoise(self, x, level):
             return x[:, :1]
 
-    with pytest.raises(ValueError, match=r"denoiser must return shape \(1, 3\), that of its state, got \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"denoiser must return the shape of its input \(1, 3\), got \(1, 1\)"):
         sample(Cropped(), noise([1], (3,), LEVELS[0]), LEVELS, DDIM())
 
 
