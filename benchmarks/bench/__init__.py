@@ -1,6 +1,6 @@
 """What sampling costs, measured: implementations side by side in one run, ratios with their spread.
 
-`python -m bench` is `steindiff bench` for machines that have torch and little else.
+`python -m bench` in this folder runs it, also where only torch, safetensors, rich and Pillow are installed.
 """
 
 from bench.scope import SCOPES, Scope

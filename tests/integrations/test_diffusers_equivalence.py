@@ -49,6 +49,9 @@ class Table(Schedule):
 
     levels: tuple[Level, ...]
 
+    def __post_init__(self) -> None:
+        """A table has no range of its own to check."""
+
     def level(self, t: float) -> Level:
         return min(self.levels, key=lambda level: abs(level.t - t))
 

@@ -19,13 +19,13 @@ from steindiff.zoo.models import ARCHITECTURES
 from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
 from steindiff.zoo.unet import UNet, UNetConfig
 
-__all__ = ["EDMPrecond", "UNet", "UNetConfig", "VPNoise", "ZooNetwork", "card", "load", "names", "weights"]
+__all__ = ["EDMPrecond", "UNet", "UNetConfig", "VPNoise", "ZooNetwork", "load", "names"]
 
 _FOLDER = Path(__file__).parent
 
 
 def names() -> tuple[str, ...]:
-    """Names that `load` and `card` take."""
+    """Names that `load` takes."""
     return tuple(sorted(ARCHITECTURES))
 
 
@@ -61,9 +61,3 @@ def load(
         tensors = weights.read(path, trust_pickle=trust_pickle)
     weights.assign(net, tensors, str(path))
     return net.to(device).eval().requires_grad_(False)
-
-
-def card(name: str) -> str:
-    """The model card, in Markdown: data, training, licence, measured figures, limits."""
-    named("name", name, ARCHITECTURES)
-    return (_FOLDER / "cards" / f"{name}.md").read_text(encoding="utf-8")
