@@ -16,6 +16,10 @@ BASES = [
     DCT((4, 6, 9)),
     DCT((1, 28, 28), rings=5),
     DCT((2, 15)),
+    DCT((4, 5, 6, 9)),
+    DCT((3, 2, 4, 4), OPPONENT),
+    DCT((2, 1, 7, 6)),
+    DCT((2, 9, 16, 8), rings=12),
     Identity((7,)),
     Identity((2, 3, 4, 5)),
 ]
@@ -68,6 +72,30 @@ def test_rings_are_the_larger_frequency():
     assert index.tolist() == [[0, 1, 2, 3], [1, 1, 2, 3], [2, 2, 2, 3], [3, 3, 3, 3]]
 
 
+@given(frames=st.integers(1, 9), height=st.integers(1, 6), width=st.integers(1, 6))
+def test_a_video_is_transformed_along_its_three_axes(frames: int, height: int, width: int):
+    x = samples((2, frames, height, width), 2)
+    expected = scipy.fft.dctn(x.numpy(), axes=(2, 3, 4), norm="ortho")
+    torch.testing.assert_close(DCT(tuple(x.shape[1:])).forward(x), torch.from_numpy(expected), rtol=0, atol=1e-12)
+
+
+def test_bands_of_a_video_are_octaves_in_time_times_rings_in_space():
+    basis = DCT((1, 6, 4, 4))
+    index = basis.index()[0]
+    assert basis.bands == 4 * 4
+    assert index[:, 0, 0].tolist() == [0, 4, 8, 8, 12, 12]
+    assert index[1].tolist() == [[4, 5, 6, 7], [5, 5, 6, 7], [6, 6, 6, 7], [7, 7, 7, 7]]
+    assert index.flatten().bincount().tolist() == [1, 3, 5, 7] * 2 + [2, 6, 10, 14] * 2
+    assert DCT((16, 81, 60, 104)).bands == 16 * 64
+
+
+def test_a_single_frame_is_an_image():
+    video, image = DCT((4, 1, 6, 9)), DCT((4, 6, 9))
+    x = samples((4, 6, 9))
+    assert torch.equal(video.index()[:, 0], image.index())
+    torch.testing.assert_close(video.forward(x[:, :, None])[:, :, 0], image.forward(x), rtol=0, atol=1e-13)
+
+
 def test_a_grey_image_has_brightness_alone():
     basis = DCT((3, 8, 8), OPPONENT)
     grey = samples((1, 8, 8)).expand(-1, 3, -1, -1)
@@ -80,7 +108,10 @@ def test_natural_choices():
     assert natural_basis((3, 32, 32)) == DCT((3, 32, 32), OPPONENT)
     assert natural_basis((4, 64, 64)) == DCT((4, 64, 64))
     assert natural_basis((2, 100)) == DCT((2, 100))
+    assert natural_basis((16, 5, 8, 8)) == DCT((16, 5, 8, 8))
     assert natural_basis((64,)) == Identity((64,))
+    with pytest.raises(ValueError, match="a DCT needs"):
+        natural_basis((2, 3, 4, 5, 6))
 
 
 @pytest.mark.parametrize(

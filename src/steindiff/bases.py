@@ -87,17 +87,23 @@ def mixing_matrix(rows: tuple[tuple[float, ...], ...], n: int, dtype: torch.dtyp
     return torch.kron(torch.tensor(rows, dtype=torch.float64), cosines).to(device, dtype)
 
 
+OCTAVES = 4
+"""Temporal bands of a video: frequency 0, 1, 2 to 3, and all above."""
+
+
 @dataclass(frozen=True)
 class DCT(Basis):
     r"""Cosine transform of each rotated channel; bands are rings of equal max(k) per channel.
 
-    Two matrix products, one of which mixes the channels as well: at the sizes of images and latents they beat an FFT,
-    they are few, which counts on a GPU, and there and back are exact transposes of each other.
+    Videos have a ring for each of up to four octaves of temporal frequency: `OCTAVES` times fewer rings, as many bands.
+
+    One matrix product an axis, one of which mixes the channels as well: at the sizes of images and latents they beat an
+    FFT, they are few, which counts on a GPU, and there and back are exact transposes of each other.
 
     Args:
-        shape: `(C, L)` or `(C, H, W)`.
+        shape: `(C, L)`, `(C, H, W)` or `(C, F, H, W)`.
         rotation: orthonormal C×C matrix mixing the channels; empty: leave them as they are (latents).
-        rings: how many rings a channel has at most; neighbouring ones are merged.
+        rings: how many bands a channel has at most; neighbouring rings are merged.
     """
 
     shape: tuple[int, ...]
@@ -105,8 +111,11 @@ class DCT(Basis):
     rings: int = 64
 
     def __post_init__(self) -> None:
-        if len(self.shape) not in (2, 3) or any(n < 1 for n in self.shape):
-            raise ValueError(f"shape = {self.shape}: a DCT needs (channels, length) or (channels, height, width)")
+        if len(self.shape) not in (2, 3, 4) or any(n < 1 for n in self.shape):
+            raise ValueError(
+                f"shape = {self.shape}: a DCT needs (channels, length), (channels, height, width) or "
+                "(channels, frames, height, width)"
+            )
         if self.rings < 1:
             raise ValueError(f"rings = {self.rings}: allowed are whole numbers >= 1")
         if self.rotation:
@@ -118,34 +127,51 @@ class DCT(Basis):
                 raise ValueError(f"rotation: must be an orthonormal {channels}×{channels} matrix")
 
     @property
+    def _octaves(self) -> int:
+        """Temporal bands; a single frame is an image."""
+        frames = self.shape[1] if len(self.shape) == 4 else 1
+        return min(OCTAVES, (frames - 1).bit_length() + 1, self.rings)
+
+    @property
     def _rings(self) -> int:
-        return min(self.rings, max(self.shape[1:]))
+        return min(self.rings // self._octaves, max(self.shape[1:][-2:]))
 
     @property
     def bands(self) -> int:
-        return self.shape[0] * self._rings
+        return self.shape[0] * self._octaves * self._rings
 
     def index(self) -> Tensor:
         channels, *axes = self.shape
-        longest = max(axes)
+        space = axes[-2:]
+        longest = max(space)
         # Along a shorter axis frequencies are as many cycles per pixel apart as along the longest.
-        k = [torch.arange(n, dtype=torch.float64) * (longest / n) for n in axes]
+        k = [torch.arange(n, dtype=torch.float64) * (longest / n) for n in space]
         ring = torch.stack(torch.meshgrid(*k, indexing="ij")).amax(0)
         ring = (ring * self._rings / longest + 1e-9).long().clamp(max=self._rings - 1)
-        return torch.arange(channels).reshape(-1, *[1] * len(axes)) * self._rings + ring
+        if len(axes) == 3:
+            octave = torch.tensor([min(k.bit_length(), self._octaves - 1) for k in range(axes[0])])
+            ring = octave[:, None, None] * self._rings + ring
+        return torch.arange(channels).reshape(-1, *[1] * len(axes)) * (self._octaves * self._rings) + ring
 
     def _left(self, x: Tensor) -> Tensor:
-        """What acts on all axes but the last: on the rotated channels together, or on each channel alone."""
-        n = self.shape[1] if len(self.shape) == 3 else 1
+        """What acts on the first axis: on the rotated channels together, or on each channel alone."""
+        n = self.shape[1] if len(self.shape) > 2 else 1
         return mixing_matrix(self.rotation or ((1.0,),), n, x.dtype, x.device)
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = self._left(x), dct_matrix(self.shape[-1], x.dtype, x.device)
-        return product(left, x @ right.T)
+        out = x @ right.T
+        if len(self.shape) == 4:
+            out = product(dct_matrix(self.shape[2], x.dtype, x.device), out).flatten(-2)
+        return product(left, out).view(x.shape)
 
     def inverse(self, coefficients: Tensor) -> Tensor:
-        left, right = self._left(coefficients), dct_matrix(self.shape[-1], coefficients.dtype, coefficients.device)
-        return product(left.T, coefficients) @ right
+        x = coefficients
+        left, right = self._left(x), dct_matrix(self.shape[-1], x.dtype, x.device)
+        if len(self.shape) == 4:
+            x = product(left.T, x.flatten(-2)).view(x.shape)
+            left = dct_matrix(self.shape[2], x.dtype, x.device)
+        return product(left.T, x) @ right
 
 
 def product(left: Tensor, x: Tensor) -> Tensor:
@@ -175,8 +201,12 @@ class Identity(Basis):
 
 
 def natural_basis(shape: tuple[int, ...]) -> Basis:
-    """The basis to use unless told otherwise: DCT for images, latents and signals, identity for vectors."""
-    if len(shape) not in (2, 3):
+    """The basis to use unless told otherwise: DCT for signals, images, videos and their latents, identity for vectors.
+
+    Raises:
+        ValueError: for shapes of five and more axes, which say nothing of what is near what.
+    """
+    if len(shape) == 1:
         return Identity(shape)
     return DCT(shape, OPPONENT if shape[0] == 3 else ())
 

@@ -1,9 +1,18 @@
 r"""What a pipeline does between two states: which network it calls, how, and how it combines the outputs.
 
-A pipeline is run for two steps and both are recorded. From the first its denoiser is rebuilt: guidance is not guessed
-from a pipeline's name, it must reproduce what the pipeline made of the network's outputs. Then the rebuilt denoiser is
-evaluated where the pipeline stood in its second step, and must give the pipeline's numbers there too. So conditions
-that change from step to step, networks that take turns, or inputs that are not the state are noticed and refused.
+A pipeline is run for a few steps and all of them are recorded. From the first its denoiser is rebuilt; nothing is
+guessed from a pipeline's name: layout, guidance, sign and time are whatever reproduces the pipeline's own numbers. Then
+the rebuilt denoiser must fit every other step:
+
+* each argument of the network is the one that was rebuilt: conditions bitwise, the state up to a cast, the time up to
+  two units in its last place;
+* the network's outputs combine to what the scheduler was handed, up to rounding in the pipeline's precision;
+* the next step begins with the state the scheduler returned;
+* in the first and the last step the network, asked again, gives the same answer, up to its own repeatability; asked
+  about other numbers of samples, it gives each of them its own.
+
+No tolerance grows with the guidance weight or hides a wrong network in half precision: what could differ is compared
+before it goes through the network.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +30,36 @@ from torch import Tensor, nn
 
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import Family, family_of
-from steindiff.integrations.diffusers.layouts import Layout, Plain, Tokens
-from steindiff.integrations.diffusers.networks import TIME, Call, Guidance, Guided, state_name
+from steindiff.integrations.diffusers.layouts import Layout, layout_from
+from steindiff.integrations.diffusers.networks import (
+    PICKS,
+    Call,
+    Dealt,
+    Guidance,
+    Guided,
+    Inputs,
+    fitted,
+    names,
+)
 from steindiff.integrations.identity import uncompiled
 
 NETWORKS = ("unet", "transformer", "unet_2", "transformer_2")
 """What pipelines call the component that is evaluated at every step."""
+
+STEPS = 4
+"""Steps of the recorded run."""
+
+CHANGING: dict[str, tuple[Any, ...]] = {
+    "callback": (None,),
+    "callback_on_step_end": (None,),
+    "skip_guidance_layers": (None,),
+    "use_dynamic_cfg": (False,),
+    "cfg_trunc_ratio": (1.0,),
+    "cfg_truncation": (1.0,),
+    "denoising_start": (None,),
+    "denoising_end": (None,),
+}
+"""Arguments that change what a step does in the middle of a run, and the values with which they do not."""
 
 
 def network_of(pipe: Any) -> nn.Module:
@@ -44,211 +77,549 @@ def network_of(pipe: Any) -> nn.Module:
     return module
 
 
+def answer(output: Any) -> Any:
+    """The first thing a model returned: a tensor, or a list of them where it takes a list of samples."""
+    return output[0] if isinstance(output, tuple) else output.sample
+
+
+def kept(value: Any) -> Any:
+    """Arguments as they are now: copies of containers, which models and pipelines empty or refill, not of tensors."""
+    if isinstance(value, Mapping):
+        return {key: kept(inner) for key, inner in value.items()}
+    return type(value)(map(kept, value)) if type(value) in (list, tuple) else value
+
+
+def cloned(value: Any) -> Any:
+    """Arguments with their own memory, which nobody else writes to."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {key: cloned(inner) for key, inner in value.items()}
+    return type(value)(map(cloned, value)) if type(value) in (list, tuple) else value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two arguments are equal, tensors bitwise."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Mapping):
+        return isinstance(b, Mapping) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
+    return a is b or bool(a == b)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether `a` differs from `b` by no more than `tolerance` of it, in norm."""
+    return a.shape == b.shape and bool((a.float() - b.float()).norm() <= tolerance * b.float().norm() + 1e-12)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One call of the network.
+
+    Attributes:
+        conditions: its arguments by name, without state and time.
+        state: what it was given for the state; `(rows, *)`, stacked if it takes a list.
+        listed: whether it takes a list.
+        time: the time it was told.
+        output: its answer.
+    """
+
+    conditions: dict[str, Any]
+    state: Tensor
+    listed: bool
+    time: Tensor
+    output: Any
+
+    def arguments(self, module: nn.Module) -> dict[str, Any]:
+        """The call's arguments by name."""
+        state, time = names(module)
+        return {state: list(self.state) if self.listed else self.state, time: self.time, **self.conditions}
+
+
 @dataclass(frozen=True)
 class Recorded:
     """One step of a pipeline.
 
     Attributes:
-        calls: of the network: arguments by name, and output.
+        calls: of the network.
         model_output: what the pipeline made of the outputs and handed to the scheduler.
         timestep: the scheduler's timestep.
         sample: the state.
+        scaled: the state as the scheduler would have it given to the network.
+        result: the state after the step.
     """
 
-    calls: tuple[tuple[dict[str, Any], Tensor], ...]
+    calls: tuple[Asked, ...]
     model_output: Tensor
     timestep: float
     sample: Tensor
+    scaled: Tensor
+    result: Tensor
 
 
-@contextmanager
-def recording(module: nn.Module, scheduler: Any) -> Iterator[list[Recorded]]:
-    """Record the first two steps taken with `module` and `scheduler`."""
-    steps: list[Recorded] = []
-    calls: list[tuple[dict[str, Any], Tensor]] = []
-    signature = inspect.signature(uncompiled(module).forward)
-    plain = scheduler.step
+class Recording:
+    """The steps taken with a network and a scheduler, and what the pipeline made tokens of."""
 
-    def called(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = dict(signature.bind(*args, **kwargs).arguments)
-        calls.append((given, output[0] if isinstance(output, tuple) else output.sample))
+    def __init__(self, module: nn.Module) -> None:
+        self.steps: list[Recorded] = []
+        self.packed: list[tuple[Tensor, Tensor]] = []
+        self._module = module
+        self._signature = inspect.signature(uncompiled(module).forward)
+        self._given: list[dict[str, Any]] = []
+        self._calls: list[Asked] = []
 
-    @functools.wraps(plain)
-    def step(model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if len(steps) < 2:
-            steps.append(Recorded(tuple(calls), model_output, float(timestep), sample))
-        calls.clear()
-        return plain(model_output, timestep, sample, *args, **kwargs)
+    def asked(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The network is called."""
+        given: dict[str, Any] = {}
+        for name, value in self._signature.bind(*args, **kwargs).arguments.items():
+            kind = self._signature.parameters[name].kind
+            given |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        self._given.append(cloned(given) if not self.steps else kept(given))
 
-    hook = module.register_forward_hook(called, with_kwargs=True)
-    scheduler.step = step
-    try:
-        yield steps
-    finally:
-        hook.remove()
-        del scheduler.step
+    def answered(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The network has answered."""
+        given, (state, time) = self._given.pop(), names(self._module)
+        x, told = given.pop(state), torch.as_tensor(given.pop(time))
+        given.pop("return_dict", None)
+        listed = not isinstance(x, Tensor)
+        x = torch.stack(list(x)) if listed else x.clone()
+        self._calls.append(Asked(given, x, listed, told.clone(), answer(output)))
+
+    @contextmanager
+    def of(self, pipe: Any, scheduler: Any) -> Iterator[None]:
+        """Record while the pipeline runs."""
+        step, pack = scheduler.step, getattr(pipe, "_pack_latents", None)
+
+        @functools.wraps(step)
+        def stepped(model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+            scaled = scheduler.scale_model_input(sample, timestep).clone()
+            before, handed = sample.clone(), model_output.clone()
+            output = step(model_output, timestep, sample, *args, **kwargs)
+            result = output[0] if isinstance(output, tuple) else output.prev_sample
+            self.steps.append(
+                Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result.clone())
+            )
+            self._calls.clear()
+            return output
+
+        def packing(latents: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            tokens: Tensor = pack(latents, *args, **kwargs)
+            self.packed.append((latents, tokens))
+            return tokens
+
+        hooks = (
+            self._module.register_forward_pre_hook(self.asked, with_kwargs=True),
+            self._module.register_forward_hook(self.answered, with_kwargs=True),
+        )
+        scheduler.step = stepped
+        if pack is not None:
+            pipe._pack_latents = packing
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            del scheduler.step
+            if pack is not None:
+                del pipe._pack_latents
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A pipeline's denoiser under the conditions of one call of the pipeline.
+    """A pipeline's denoiser under the conditions of one call of the pipeline, or of several for a few prompts each.
 
     Attributes:
         family: what the numbers mean.
-        network: the network's calls and their guidance.
+        parts: the network's calls and their guidance, for each call of the pipeline.
         shape: of one sample.
         device: where the pipeline keeps its state.
     """
 
     family: Family
-    network: Guided
+    parts: tuple[Guided, ...]
     shape: tuple[int, ...]
     device: torch.device
 
+    @property
+    def network(self) -> Guided:
+        """The first prompts' calls; guidance and layout are those of all."""
+        return self.parts[0]
+
     def denoiser(self, seeds: Sequence[int]) -> Denoiser:
         """The denoiser of samples with these seeds; the conditions of the call are dealt out by seed."""
-        samples = tuple(int(seed) for seed in seeds)
-        network = Guided(self.network.calls, self.network.guidance, samples, self.network.layout)
-        return self.family.denoiser(network)
+        return self.family.denoiser(Dealt(self.parts, tuple(int(seed) for seed in seeds)))
 
 
-def parts_of(outputs: Sequence[Tensor], rows: int, channels: int) -> list[Tensor]:
-    """Outputs cut into parts of `rows` samples, without predicted variances."""
-    return [
-        part[:, :channels] if part.shape[1] == 2 * channels else part
-        for output in outputs
-        for part in output.float().split(rows)
-    ]
+def parts_of(outputs: Sequence[Any], rows: int, shape: Sequence[int]) -> list[Tensor]:
+    """Outputs for states of `shape`, cut into parts of `rows` samples."""
+    return [part for output in outputs for part in fitted(output, shape).float().split(rows)]
 
 
 def deviation(guidance: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> float:
     """How far off a guidance is, in units of what rounding in the pipeline's dtype explains; below 1 is a match."""
     given = model_output.float()
     gap = float((guidance.combine(parts) - given).norm())
-    added = guidance.weight * float((parts[0] - parts[1]).norm()) if guidance.copies == 2 else 0.0
-    rounding = 4.0 * torch.finfo(model_output.dtype).eps * (float(given.norm()) + 2.0 * added)
-    return gap / (rounding + 1e-3 * added + 1e-12)
+    added = abs(guidance.weight) * float((parts[0] - parts[1]).norm()) if guidance.copies == 2 else 0.0
+    # Three operations, each off by no more than half a unit; normalising adds a few in single precision.
+    eps = torch.finfo(model_output.dtype).eps
+    rounding = (2.0 if eps > 1e-4 else 16.0) * eps * (float(given.norm()) + added)
+    return gap / (rounding + 1e-12)
 
 
-def guidance_of(record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
+def guidances(parts: Sequence[Tensor], guided: Tensor, settings: Mapping[str, Any]) -> Iterator[list[Guidance]]:
+    """What a pipeline may have done with the outputs: first with the weights of its call, then with those that fit."""
+    signs = (1.0, -1.0)
+    if len(parts) == 1:
+        yield [Guidance(sign=sign) for sign in signs]
+        return
+    rescale = float(settings.get("guidance_rescale") or 0.0)
+    stated = [float(settings[name]) for name in ("guidance_scale", "true_cfg_scale") if settings.get(name) is not None]
+    stated += [1.0 + weight for weight in stated]  # some pipelines write c + w (c − u)
+    forms = [
+        Guidance(2, k, 1.0, 0.0 if normalised else rescale, normalised=normalised, sign=sign)
+        for sign in signs
+        for k in (1, 0)
+        for normalised in (False, True)
+    ]
+    yield [replace(form, weight=weight) for form in forms for weight in stated]
+
+    def fit(form: Guidance) -> Guidance:
+        c, u = parts[form.conditional], parts[1 - form.conditional]
+        weight = float(((form.sign * guided.float() - u) * (c - u)).sum() / (c - u).square().sum().clamp(min=1e-30))
+        return replace(form, weight=float(f"{weight:.4g}"))
+
+    yield [fit(form) for form in forms]
+
+
+def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
     """The guidance that reproduces a recorded step, and for how many samples the step was.
 
     Args:
+        pipe: the pipeline.
         record: one step.
         settings: the arguments of the pipeline's call, defaults included.
 
     Raises:
         ValueError: if none does.
     """
-    outputs = [output for _, output in record.calls]
-    total, rows, channels = sum(map(len, outputs)), len(record.sample), record.sample.shape[1]
-    embedded = record.calls[0][0].get("guidance")
-    embedded = None if embedded is None else float(embedded.flatten()[0])
-    rescale = float(settings.get("guidance_rescale") or 0.0)
-    weights = [float(settings[name]) for name in ("guidance_scale", "true_cfg_scale") if settings.get(name) is not None]
+    total, rows = sum(len(call.state) for call in record.calls), len(record.sample)
+    embedded = record.calls[0].conditions.get("guidance")
+    embedded = float(embedded.flatten()[0]) if isinstance(embedded, Tensor) else None
     # Some pipelines keep every state twice, once for each condition.
     for samples in (rows, rows // 2):
         if samples == 0 or total % samples or total // samples > 2:
             continue
-        parts = parts_of(outputs, samples, channels)
-        guided = record.model_output[:samples]
-        tried = [Guidance(embedded=embedded)]
-        if len(parts) == 2:
-            tried = [Guidance(2, k, weight, rescale, embedded) for weight in weights for k in (1, 0)]
-        tried = [guidance for guidance in tried if guidance.copies == len(parts)]
-        # In half precision several may come close: take the closest.
-        best = min(tried, key=lambda guidance: deviation(guidance, parts, guided), default=None)
-        if best is not None and deviation(best, parts, guided) < 1.0:
-            return best, samples
+        parts = parts_of([call.output for call in record.calls], samples, record.sample.shape[1:])
+        guided = fitted(record.model_output[:samples], record.sample.shape[1:])
+        for tried in guidances(parts, guided, settings):
+            # In half precision several may come close: take the closest.
+            distances = [deviation(guess, parts, guided) for guess in tried]
+            if distances and min(distances) < 1.0:
+                return replace(tried[distances.index(min(distances))], embedded=embedded), samples
     raise ValueError(
-        f"pipe: its step cannot be rebuilt from {len(outputs)} network calls on {total} rows for {rows} states with "
-        f"guidance weights {weights} and rescale {rescale}; allowed are no guidance and classifier-free guidance"
+        f"pipe = {type(pipe).__name__}: what it makes of {len(record.calls)} network calls on {total} rows for {rows} "
+        "states is neither the network's output nor classifier-free guidance; only these two can be calibrated"
     )
 
 
-def layout_from(record: Recorded) -> Layout:
-    """How the recorded state stands for an image: as it is, or as 2×2 patches whose places the network was told."""
-    shape = tuple(record.sample.shape[1:])
-    places = record.calls[0][0].get("img_ids")
-    if len(shape) != 2 or places is None:
-        return Plain(shape)
-    high, wide = (int(n) + 1 for n in places.reshape(-1, places.shape[-1])[:, 1:3].amax(0))
-    return Tokens((shape[1] // 4, 2 * high, 2 * wide), 2)
+def time_of(pipe: Any, steps: Sequence[Recorded], call: int) -> tuple[float, float]:
+    """Unit and offset of the time a network is told, from the scheduler's timesteps.
+
+    Raises:
+        ValueError: if no affine function gives all of them, or a network is told several times at once.
+    """
+    t = torch.tensor([step.timestep for step in steps], dtype=torch.float64)
+    told = torch.stack([step.calls[call].time.double().flatten()[0].cpu() for step in steps])
+    for step in steps:
+        times = step.calls[call].time
+        if not bool((times == times.flatten()[0]).all()):
+            raise ValueError(
+                f"pipe = {type(pipe).__name__}: its network is told several times at once (frames or tokens that are "
+                "given, not made); only pipelines that make all of them can be calibrated"
+            )
+    slope = float((told[0] - told[-1]) / (t[0] - t[-1]))
+    power = math.copysign(10.0 ** round(math.log10(abs(slope))), slope) if slope else 0.0
+    time = steps[0].calls[call].time
+    eps = torch.finfo(time.dtype).eps if time.is_floating_point() else torch.finfo(torch.float32).eps
+    for unit in (power, slope):
+        for offset in (0.0, 1.0, round(float(told[0] - unit * t[0]), 6)):
+            made = offset + unit * t
+            if bool(((made - told).abs() <= 2.0 * eps * torch.maximum(told.abs(), (unit * t).abs())).all()):
+                return unit, offset
+    raise ValueError(
+        f"pipe = {type(pipe).__name__}: its network is told the times {[f'{x:.4g}' for x in told.tolist()]} at the "
+        f"scheduler's timesteps {[f'{x:.4g}' for x in t.tolist()]}, which no affine function gives"
+    )
 
 
-def rebuild(module: nn.Module, record: Recorded, guidance: Guidance, samples: int) -> Guided:
+def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
+    """How a call was given the state.
+
+    Args:
+        pipe: the pipeline.
+        call: one call.
+        scaled: the states, one for each sample.
+        copies: under how many conditions each was evaluated.
+
+    Raises:
+        ValueError: if the network was not given the state.
+    """
+    given, states = call.state, torch.cat([scaled.to(call.state.dtype)] * copies)
+    shape = tuple(given.shape[1:])
+    tolerance = 2.0 * torch.finfo(given.dtype).eps
+    if given.numel() == states.numel() and close(given.reshape(states.shape), states, tolerance):
+        return Inputs(shape, listed=call.listed)
+    for axis in range(1, states.ndim):
+        n = states.shape[axis]
+        if given.ndim != states.ndim or given.shape[axis] <= n:
+            continue
+        rest = given.shape[axis] - n
+        for first in (False, True):
+            part = given.narrow(axis, rest if first else 0, n)
+            if close(part, states, tolerance):
+                return Inputs(shape, given.narrow(axis, 0 if first else n, rest).clone(), axis, first, call.listed)
+    raise ValueError(
+        f"pipe = {type(pipe).__name__}: its network is not given the state, {tuple(scaled.shape[1:])}, but something "
+        f"else made from it, {shape} (given frames, masks, patches); such pipelines cannot be calibrated"
+    )
+
+
+def rebuild(
+    pipe: Any, module: nn.Module, steps: Sequence[Recorded], guidance: Guidance, samples: int, layout: Layout
+) -> Guided:
     """The network's calls of a step as a function of state and time."""
     calls = []
-    for given, output in record.calls:
-        conditions = {name: value for name, value in given.items() if name != "return_dict"}
-        state, time = conditions.pop(state_name(module)), torch.as_tensor(conditions.pop(TIME))
-        # The model sees the scheduler's timestep itself, or a thousandth of it; half precision blurs which.
-        unit = 10.0 ** round(math.log10(abs(float(time.flatten()[0]) / record.timestep)))
-        precision = time.dtype if time.is_floating_point() else torch.float32
+    for k, asked in enumerate(steps[0].calls):
+        copies = len(asked.state) // samples
+        unit, offset = time_of(pipe, steps, k)
+        time = asked.time
         calls.append(
-            Call(module, conditions, len(output) // samples, samples, unit, state.device, state.dtype, precision)
+            Call(
+                module,
+                asked.conditions,
+                copies,
+                samples,
+                unit,
+                offset,
+                tuple(time.shape[1:]),
+                asked.state.device,
+                asked.state.dtype,
+                time.dtype if time.is_floating_point() else torch.float32,
+                inputs_of(pipe, asked, steps[0].scaled[:samples], copies),
+            )
         )
-    return Guided(tuple(calls), guidance, layout=layout_from(record))
+    return Guided(tuple(calls), guidance, layout=layout)
 
 
-def check_rebuilt(network: Guided, record: Recorded, samples: int) -> None:
-    """Refuse a rebuilt network that does not give what the pipeline had in another step.
+def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded], samples: int) -> None:
+    """Refuse a rebuilt network whose arguments or outputs are not what the pipeline had in step i.
 
     Raises:
         ValueError: naming what differs.
     """
-    given = record.calls[0][0]
-    inputs, state = given[state_name(network.calls[0].module)][:samples], record.sample[:samples]
-    if inputs.shape != state.shape:
+    name, record = f"pipe = {type(pipe).__name__}", steps[i]
+    if i and not torch.equal(steps[i - 1].result[:samples].to(record.sample.dtype), record.sample[:samples]):
         raise ValueError(
-            f"pipe: its network is given {tuple(inputs.shape[1:])} for a state of {tuple(state.shape[1:])}; "
-            "allowed are networks of the state alone (no inpainting channels)"
+            f"{name}: changes the state between steps (blends in a known image, or adds noise), which a calibration "
+            "cannot follow; use a network that takes the known image as an input"
         )
-    layout = network.layout or Plain(tuple(state.shape[1:]))
-    times = torch.full((samples,), record.timestep, dtype=torch.float64)
-    with torch.no_grad():
-        made = layout.pack(network(layout.unpack(inputs.float()), times))
-    expected = record.model_output[:samples].float()
-    eps = min(200.0 * torch.finfo(record.model_output.dtype).eps, 0.02)
-    gap, size = float((made - expected).norm()), float(expected.norm())
-    if not gap <= eps * (1.0 + 2.0 * abs(network.guidance.weight)) * max(size, 1e-12):
+    if len(record.calls) != len(network.calls):
         raise ValueError(
-            f"pipe: rebuilt from its first step, its network is off by {gap / max(size, 1e-12):.1%} in the second; "
-            "allowed are conditions that stay the same from step to step, and networks in evaluation mode"
+            f"{name}: calls its network {len(network.calls)} times in the first step and {len(record.calls)} times in "
+            f"step {i + 1} of {len(steps)}; only steps that are all alike can be calibrated"
+        )
+    for call, asked in zip(network.calls, record.calls, strict=True):
+        changed = [
+            key
+            for key in call.conditions.keys() | asked.conditions.keys()
+            if key not in asked.conditions or not same(call.conditions.get(key), asked.conditions[key])
+        ]
+        if changed:
+            raise ValueError(
+                f"{name}: the network's argument {sorted(changed)[0]} changes from step to step (a ControlNet, or a "
+                "condition that depends on the time), which a calibration cannot follow"
+            )
+        made = inputs_of(pipe, asked, record.scaled[:samples], call.copies)
+        assert call.inputs is not None, "recorded calls have inputs"
+        if not same(made.extra, call.inputs.extra):
+            raise ValueError(
+                f"{name}: what it joins to the state changes from step to step, which a calibration cannot follow"
+            )
+    shape = record.sample.shape[1:]
+    parts = parts_of([asked.output for asked in record.calls], samples, shape)
+    guided = fitted(record.model_output[:samples], shape)
+    if len(parts) != network.guidance.copies or deviation(network.guidance, parts, guided) >= 1.0:
+        raise ValueError(
+            f"{name}: its guidance changes from step to step (in step {i + 1} of {len(steps)} it is not that of the "
+            "first), which a calibration cannot follow"
         )
 
 
-def capture(pipe: Any, scheduler: Any, **call: Any) -> Capture:
-    """Run two steps of a pipeline and rebuild its denoiser.
+def check_network(pipe: Any, module: nn.Module, record: Recorded) -> None:
+    """Refuse a network that answers differently when it is asked again.
+
+    Raises:
+        ValueError: saying by how much.
+    """
+    for asked in record.calls:
+        arguments = asked.arguments(module)
+        with torch.no_grad():
+            again, once_more = (
+                fitted(answer(module(**{**kept(arguments), "return_dict": False})), asked_shape(asked)) for _ in "ab"
+            )
+        recorded = fitted(asked.output, asked_shape(asked)).float()
+        noise = float((again.float() - once_more.float()).norm() / recorded.norm().clamp(min=1e-12))
+        gap = float((again.float() - recorded).norm() / recorded.norm().clamp(min=1e-12))
+        if not gap <= 4.0 * noise + max(torch.finfo(again.dtype).eps, 1e-5) or noise > 0.05:
+            raise ValueError(
+                f"pipe = {type(pipe).__name__}: its network, asked again, is off by {max(gap, noise):.1%}; networks "
+                "must be in evaluation mode, and the pipeline must not change them while it runs"
+            )
+
+
+def asked_shape(asked: Asked) -> tuple[int, ...]:
+    """The shape of one answer."""
+    output = asked.output
+    return tuple(output[0].shape) if isinstance(output, list | tuple) else tuple(output.shape[1:])
+
+
+def dealing(pipe: Any, network: Guided, record: Recorded, samples: int) -> Guided:
+    """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size.
+
+    Raises:
+        ValueError: if no known way does.
+    """
+    rows = (samples - 1,) if samples > 1 else (0, 0)
+    x = record.scaled[list(rows)]
+    t = torch.full((len(rows),), record.timestep, dtype=torch.float64)
+    calls: list[Call] = []
+    for call, asked in zip(network.calls, record.calls, strict=True):
+        expected = torch.cat([part[list(rows)] for part in parts_of([asked.output], samples, x.shape[1:])])
+        # Batches of another size round differently; the conditions of another sample are far off.
+        tolerance = max(256.0 * torch.finfo(fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
+        for pick in PICKS:
+            chosen = replace(call, pick=pick)
+            try:
+                with torch.no_grad():
+                    made = torch.cat(chosen(x, t, rows))
+            except Exception:  # noqa: BLE001, S112  # a model that is given what does not fit may raise anything
+                continue
+            if close(made, expected, min(tolerance, 0.1)):
+                calls.append(chosen)
+                break
+        else:
+            raise ValueError(
+                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to single samples; call "
+                "calibrate with one prompt and batch=1"
+            )
+    return replace(network, calls=tuple(calls))
+
+
+def channels_of(pipe: Any, module: nn.Module) -> list[int]:
+    """How many channels a sample may have, most trusted first."""
+    configs = [getattr(part, "config", {}) for part in (pipe.components.get("vae"), uncompiled(module))]
+    found = [
+        config.get(key) for config in configs for key in ("latent_channels", "z_dim", "out_channels", "in_channels")
+    ]
+    return [n for n in found if isinstance(n, int)]
+
+
+def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
+    """A pipeline's call as several, for at most `batch` samples each; what has an entry for each prompt is cut."""
+    if isinstance(call.get("batch_size"), int):
+        n = call["batch_size"]
+        return [{**call, "batch_size": min(batch, n - k)} for k in range(0, n, batch)]
+    counted = [
+        len(value)
+        for name, value in call.items()
+        if (isinstance(value, list | tuple) and name in ("prompt", "class_labels"))
+        or (isinstance(value, list | Tensor) and name.endswith("_embeds"))
+    ]
+    n, per_prompt = max(counted, default=1), int(call.get("num_images_per_prompt") or 1)
+    batch = max(1, batch // per_prompt)
+
+    def part(name: str, value: Any, k: int) -> Any:
+        rows = isinstance(value, list | tuple) and name not in ("timesteps", "sigmas")
+        rows = rows or (isinstance(value, Tensor) and (value.ndim in (2, 4, 5) or name.endswith(("_embeds", "_mask"))))
+        return value[k : k + batch] if rows and len(value) == n and n > 1 else value
+
+    return [{name: part(name, value, k) for name, value in call.items()} for k in range(0, n, batch)]
+
+
+def record(pipe: Any, module: nn.Module, scheduler: Any, call: Mapping[str, Any]) -> Recording:
+    """Run a pipeline once and record it.
+
+    Raises:
+        ValueError: if it does not run with this scheduler, or not in steps that call the network.
+    """
+    name = f"pipe = {type(pipe).__name__}"
+    recording = Recording(module)
+    before = pipe.scheduler
+    pipe.scheduler = scheduler
+    try:
+        with recording.of(pipe, scheduler):
+            pipe(**call)
+    except Exception as error:
+        first = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{name}: does not run with {type(scheduler).__name__} and these arguments ({type(error).__name__}: {first})"
+        ) from error
+    finally:
+        pipe.scheduler = before
+    if len(recording.steps) < 2 or not all(step.calls for step in recording.steps):
+        raise ValueError(f"{name}: did not call its network and its scheduler in each of at least two steps")
+    return recording
+
+
+def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Capture:
+    """Run a few steps of a pipeline and rebuild its denoiser.
 
     Args:
         pipe: the pipeline; it is left as it was.
         scheduler: the scheduler to run it with, of the family of the pipeline's own.
+        batch: for at most so many samples at a time.
         call: arguments of the pipeline's call.
 
     Raises:
         ValueError: if the pipeline has no network, or what it does with the network's outputs cannot be rebuilt.
     """
-    module = network_of(pipe)
+    module, name = network_of(pipe), f"pipe = {type(pipe).__name__}"
+    for key, still in CHANGING.items():
+        if call.get(key, still[0]) not in still:
+            raise ValueError(f"{key} = {call[key]!r}: changes what a step does within a run; leave it out to calibrate")
     signature = inspect.signature(pipe.__call__)
-    defaults = {"num_inference_steps": 2, "output_type": "latent", "generator": torch.Generator().manual_seed(0)}
-    call = {**{name: value for name, value in defaults.items() if name in signature.parameters}, **call}
-    bound = signature.bind(**call)
-    bound.apply_defaults()
-    before = pipe.scheduler
-    pipe.scheduler = scheduler
-    try:
-        with recording(module, scheduler) as steps:
-            pipe(**call)
-    finally:
-        pipe.scheduler = before
-    if len(steps) < 2 or not all(step.calls for step in steps):
-        raise ValueError(
-            f"pipe = {type(pipe).__name__}: did not call its network and its scheduler in each of two steps"
-        )
-    first, second = steps
-    guidance, samples = guidance_of(first, bound.arguments)
-    network = rebuild(module, first, guidance, samples)
-    check_rebuilt(network, second, samples)
-    assert network.layout is not None, "a recorded state has a layout"
-    return Capture(family_of(scheduler), network, network.layout.shape, first.sample.device)
+    unknown = sorted(call.keys() - signature.parameters.keys())
+    if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
+        raise ValueError(f"{unknown[0]}: {type(pipe).__name__} takes no such argument")
+    defaults = {"num_inference_steps": STEPS, "output_type": "latent"}
+    call = {**{key: value for key, value in defaults.items() if key in signature.parameters}, **call}
+    parts: list[Guided] = []
+    first: Recorded | None = None
+    for part in chunks(call, batch):
+        if "generator" in signature.parameters and "generator" not in call:
+            part["generator"] = torch.Generator().manual_seed(0)
+        recording = record(pipe, module, scheduler, part)
+        steps = recording.steps
+        settings = {key: p.default for key, p in signature.parameters.items()} | part
+        guidance, samples = guidance_of(pipe, steps[0], settings)
+        layout = layout_from(steps[0].sample.shape[1:], channels_of(pipe, module), recording.packed)
+        if layout is None:
+            raise ValueError(
+                f"{name}: its state has shape {tuple(steps[0].sample.shape[1:])} and cannot be told to be a signal or "
+                "the tokens of an image; leave out latents, or calibrate a pipeline that packs its own"
+            )
+        network = rebuild(pipe, module, steps, guidance, samples, layout)
+        for i in range(len(steps)):
+            check_step(pipe, network, i, steps, samples)
+        if first is None:
+            first = steps[0]
+            for step in (steps[0], steps[-1]):
+                check_network(pipe, module, step)
+        network = dealing(pipe, network, steps[-1], samples)
+        if parts and (network.guidance, network.layout) != (parts[0].guidance, parts[0].layout):
+            raise ValueError(f"{name}: guidance or resolution differ from prompt to prompt; calibrate them apart")
+        parts.append(network)
+    assert first is not None, "a call has at least one part"
+    return Capture(family_of(scheduler), tuple(parts), layout.shape, first.sample.device)

@@ -1,11 +1,15 @@
-r"""How diffusers schedulers write a noise level: three families, told apart by what a scheduler holds.
+r"""How diffusers schedulers write a noise level: families, told apart by what a scheduler holds.
 
 A scheduler keeps `sigmas` and `timesteps`. What an entry of `sigmas` means, and what the network is conditioned on,
 depends on the family:
 
     variance preserving   sigma = σ/α, α² + σ² = 1     timestep: the (possibly fractional) training time
     flow matching         sigma = σ = 1 − α            timestep: 1000 σ
+    inverted flow         sigma = σ = 1 − α            timestep: 1000 α
     EDM                   sigma = σ, α = 1             timestep: ln(σ)/4
+    Stable Audio          sigma = σ, α = 1             timestep: (2/π) arctan σ
+
+The time a network is told is a level's `t`, not one recomputed from σ: schedulers round their timesteps.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from steindiff._discovery import named
 from steindiff.denoisers import (
@@ -114,7 +121,7 @@ class FlowMatching(Family):
         return float(self.config["num_train_timesteps"])
 
     def level(self, timestep: float, sigma: float) -> Level:
-        return Level(sigma, 1.0 - sigma, sigma)
+        return Level(timestep / self._unit, 1.0 - sigma, sigma)
 
     def sigma(self, level: Level) -> float:
         return level.sigma
@@ -124,6 +131,19 @@ class FlowMatching(Family):
 
     def predict(self, network: Network) -> Denoiser:
         return FlowVelocity(network, time=self.timestep)
+
+
+class InvertedFlow(FlowMatching):
+    """Rectified-flow networks that count from noise to data and predict x* − ε (Mochi)."""
+
+    def level(self, timestep: float, sigma: float) -> Level:
+        return Level(1.0 - timestep / self._unit, 1.0 - sigma, sigma)
+
+    def timestep(self, level: Level) -> float:
+        return self._unit * (1.0 - level.t)
+
+    def predict(self, network: Network) -> Denoiser:
+        return FlowVelocity(lambda x, t: -network(x, t), time=self.timestep)
 
 
 class EDMFamily(Family):
@@ -140,34 +160,122 @@ class EDMFamily(Family):
 
     def predict(self, network: Network) -> Denoiser:
         sign = named("prediction_type", self.config["prediction_type"], {"epsilon": 1.0, "v_prediction": -1.0})
-        raw = network if sign == 1.0 else lambda x, t: -network(x, t)
+
+        def raw(x: Tensor, c_noise: Tensor) -> Tensor:
+            out = network(x, self._told(c_noise))
+            return out if sign == 1.0 else -out
+
         return EDMDenoiser(Preconditioned(raw, self.config["sigma_data"]))
+
+    def _told(self, c_noise: Tensor) -> Tensor:
+        """What the network is told where EDM's preconditioning has ln(σ)/4."""
+        return c_noise
+
+
+class ArctanFamily(EDMFamily):
+    """Stable Audio's networks: EDM's preconditioning, told (2/π) arctan σ."""
+
+    def timestep(self, level: Level) -> float:
+        return 2.0 / math.pi * math.atan(level.told * level.ratio)
+
+    def _told(self, c_noise: Tensor) -> Tensor:
+        return 2.0 / math.pi * torch.atan(torch.exp(4.0 * c_noise))
+
+
+ALPHA_BAR_MIN = 2.0**-24
+"""What diffusers puts in the place of ᾱ = 0 (zero terminal SNR), where σ/α would be infinite."""
+
+
+def settings_of(scheduler: Any) -> dict[str, Any]:
+    """A scheduler's configuration without the settings of other classes it carries along."""
+    own = inspect.signature(type(scheduler).__init__).parameters
+    return {name: value for name, value in scheduler.config.items() if name in own}
 
 
 def family_of(scheduler: Any) -> Family:
     """The family of a diffusers scheduler, stock or ours.
 
     Raises:
-        ValueError: if the scheduler belongs to none of the three.
+        ValueError: if the scheduler belongs to none that is known.
     """
-    # A configuration also carries settings of other classes; only those of this one mean anything.
-    own = inspect.signature(type(scheduler).__init__).parameters
-    config = {name: value for name, value in scheduler.config.items() if name in own}
-    if "sigma_data" in config:
-        return EDMFamily(config, EDM(config["sigma_min"], config["sigma_max"]))
-    if config.get("use_flow_sigmas") or type(scheduler).__name__.startswith("FlowMatch"):
+    config, name = settings_of(scheduler), type(scheduler).__name__
+    if hasattr(scheduler, "precondition_noise") and "sigma_data" in config:
+        # What EDM networks are told is 0 at σ = 1, what Stable Audio's are told is 1/2.
+        told = float(scheduler.precondition_noise(torch.tensor(1.0)))
+        kinds: dict[float, type[EDMFamily]] = {0.0: EDMFamily, 0.5: ArctanFamily}
+        if round(told, 6) in kinds:
+            return kinds[round(told, 6)](config, EDM(config["sigma_min"], config["sigma_max"]))
+    if config.get("use_flow_sigmas") or name.startswith("FlowMatch"):
         # The grid of diffusers never reaches σ = 1, where α = 0.
         unit = config["num_train_timesteps"]
-        return FlowMatching(config, Flow(1.0 / unit, 1.0 - 1.0 / unit))
-    if hasattr(scheduler, "alphas_cumprod"):
-        schedule = Discrete(tuple(scheduler.alphas_cumprod.double().tolist()))
+        kind = InvertedFlow if scheduler.config.get("invert_sigmas") else FlowMatching
+        return kind(config, Flow(1.0 / unit, 1.0 - 1.0 / unit))
+    if hasattr(scheduler, "alphas_cumprod") and config.get("timestep_type", "discrete") == "discrete":
+        bars = scheduler.alphas_cumprod.double().clamp(min=ALPHA_BAR_MIN)
+        schedule = Discrete(tuple(bars.tolist()))
         # Cosine schedules end so close to α = 0 that their schedulers leave the end out.
         if config.get("lambda_min_clipped", -math.inf) > schedule.level(schedule.t_max).lam:
             schedule = replace(schedule, t_max=schedule.time(config["lambda_min_clipped"]))
         return VariancePreserving(config, schedule)
     raise ValueError(
-        f"scheduler = {type(scheduler).__name__}: allowed are schedulers with alphas_cumprod (variance preserving), "
-        "with use_flow_sigmas or of FlowMatch type, and EDM schedulers"
+        f"scheduler = {name}: its time and noise levels are not known here; need a scheduler with alphas_cumprod and "
+        "discrete timesteps, one of FlowMatch type or with use_flow_sigmas, or an EDM scheduler"
+    )
+
+
+def same_process(old: Any, new: Any) -> bool:
+    r"""Whether two schedulers describe one forward process and one kind of prediction.
+
+    Variance preserving: the same ᾱ_t at every t, to 1e-6 and to 1 % of themselves. Flow matching: the same direction
+    and unit of time (a shift moves the grid only). EDM: the same σ_data and time.
+
+    Args:
+        old: a scheduler.
+        new: another one.
+    """
+    a, b = family_of(old), family_of(new)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, FlowMatching):
+        return bool(a._unit == b.config["num_train_timesteps"])
+    if a.config["prediction_type"] != b.config["prediction_type"]:
+        return False
+    if isinstance(a, EDMFamily):
+        return bool(a.config["sigma_data"] == b.config["sigma_data"])
+    bars, others = (s.alphas_cumprod.double().cpu().clamp(min=ALPHA_BAR_MIN) for s in (old, new))
+    return len(bars) == len(others) and torch.allclose(bars, others, rtol=1e-2, atol=1e-6)
+
+
+def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
+    """A scheduler of class `host` on the forward process of `scheduler`.
+
+    `from_config` drops what was a default in the source, whatever the default of the new class; here the whole
+    configuration is handed on. A process the new class has no setting for (CogVideoX's shifted SNR) is handed on as its
+    betas.
+
+    Args:
+        scheduler: where the process comes from.
+        host: the class.
+        settings: go before the source's.
+
+    Raises:
+        ValueError: if the class cannot have the process.
+    """
+    # With its class's name the settings only that class knows are carried along without a warning.
+    config = {**scheduler.config, "_class_name": type(scheduler).__name__}
+    config.pop("_use_default_values", None)
+    new = host.from_config(config, **settings)
+    if same_process(scheduler, new):
+        return new
+    if hasattr(scheduler, "alphas_cumprod") and "trained_betas" in settings_of(new):
+        bars = scheduler.alphas_cumprod.double().cpu().clamp(min=ALPHA_BAR_MIN)
+        betas = (1.0 - bars / torch.cat([bars.new_ones(1), bars[:-1]])).tolist()
+        new = host.from_config({**config, "trained_betas": betas, "rescale_betas_zero_snr": False}, **settings)
+        if same_process(scheduler, new):
+            return new
+    raise ValueError(
+        f"scheduler = {type(scheduler).__name__}: {host.__name__} cannot have its forward process; give the pipeline "
+        "another scheduler of the model's repository first"
     )
 
 

@@ -3,8 +3,8 @@ r"""diffusers models as plain functions of state and time."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -15,27 +15,109 @@ from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.layouts import Layout
 from steindiff.integrations.identity import uncompiled
 
-TIME = "timestep"
-"""What every diffusers model calls its time."""
-
-SHARED = frozenset({"img_ids", "txt_ids"})
+SHARED = frozenset({"img_ids", "txt_ids", "position_ids"})
 """Arguments that are tables of positions, the same for all samples, however many rows they have."""
 
-
-def state_name(module: nn.Module) -> str:
-    """What a model calls its state: its first argument."""
-    return next(iter(inspect.signature(uncompiled(module).forward).parameters))
+Pick = Callable[[Tensor, Tensor, int], Tensor]
+"""The rows of a tensor that belong to some of `batch` samples."""
 
 
-def pick(value: Any, rows: Tensor, batch: int) -> Any:
-    """The rows of everything that has one row for each of `batch` samples, in nested containers too."""
+def names(module: nn.Module) -> tuple[str, str]:
+    """What a model calls its state, its first argument, and its time."""
+    parameters = list(inspect.signature(uncompiled(module).forward).parameters)
+    time = next((name for name in parameters if name == "t" or name.startswith("timestep")), "timestep")
+    return parameters[0], time
+
+
+def by_row(value: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """One row for each sample."""
+    return value[rows] if value.ndim and len(value) == batch else value
+
+
+def by_group(value: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """As many rows for each sample, one after the other, as where every frame has its own."""
+    if value.ndim and len(value) > batch and len(value) % batch == 0:
+        return value.unflatten(0, (batch, -1))[rows].flatten(0, 1)
+    return by_row(value, rows, batch)
+
+
+def by_column(value: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """One column for each sample, as where the layers of a text encoder come first."""
+    if value.ndim > 2 and len(value) != batch and value.shape[1] == batch:
+        return value[:, rows]
+    return by_row(value, rows, batch)
+
+
+PICKS: tuple[Pick, ...] = (by_row, by_group, by_column)
+"""The ways in which conditions belong to samples; which one it is must be found by trying."""
+
+
+def picked(value: Any, rows: Tensor, batch: int, pick: Pick, *, listed: bool = False) -> Any:
+    """The rows of everything that has one for each of `batch` samples, in nested containers too.
+
+    Args:
+        value: a condition.
+        rows: which rows.
+        batch: how many there are.
+        pick: how tensors keep them.
+        listed: whether the model takes a list of samples, so that its lists are rows as well.
+    """
     if isinstance(value, Tensor):
-        return value[rows.to(value.device)] if value.ndim and len(value) == batch else value
+        return pick(value, rows.to(value.device), batch)
     if isinstance(value, Mapping):
-        return {key: inner if key in SHARED else pick(inner, rows, batch) for key, inner in value.items()}
+        return {
+            key: inner if key in SHARED else picked(inner, rows, batch, pick, listed=listed)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list) and listed and len(value) == batch:
+        return [value[row] for row in rows.tolist()]
     if isinstance(value, list | tuple):
-        return type(value)(pick(inner, rows, batch) for inner in value)
+        return type(value)(picked(inner, rows, batch, pick, listed=listed) for inner in value)
     return value
+
+
+def fitted(output: Any, shape: Sequence[int]) -> Tensor:
+    """A model's answer for states of `shape`: without predicted variances, appended channels and tokens, single axes.
+
+    Raises:
+        ValueError: if the answer is smaller than the state.
+    """
+    out = torch.stack(list(output)) if isinstance(output, list | tuple) else output
+    while out.ndim > 1 + len(shape) and 1 in out.shape[1:]:
+        out = out.squeeze(1 + list(out.shape[1:]).index(1))
+    for axis, n in enumerate(shape, 1):
+        if axis < out.ndim and out.shape[axis] > n:
+            out = out.narrow(axis, 0, n)
+    if tuple(out.shape[1:]) != tuple(shape):
+        raise ValueError(f"pipe: its network answers {tuple(out.shape[1:])} for a state of {tuple(shape)}")
+    return out
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How a model is given the state.
+
+    Args:
+        shape: of what it is given, without the batch axis.
+        extra: what is joined to the state, one row for each sample and copy; None: nothing.
+        axis: along which.
+        first: whether it comes before the state.
+        listed: whether the model takes a list of samples.
+    """
+
+    shape: tuple[int, ...]
+    extra: Tensor | None = None
+    axis: int = 1
+    first: bool = False
+    listed: bool = False
+
+    def __call__(self, x: Tensor, rows: Tensor) -> Any:
+        """What the model is given for states `x`, whose rows these are."""
+        if self.extra is not None:
+            extra = self.extra[rows.to(self.extra.device)]
+            x = torch.cat([extra, x] if self.first else [x, extra], self.axis)
+        x = x.reshape(len(x), *self.shape)
+        return list(x.unbind()) if self.listed else x
 
 
 @dataclass(frozen=True)
@@ -48,9 +130,13 @@ class Call:
         copies: how many conditions a sample is evaluated under in one call: 2 where guidance stacks them.
         batch: for how many samples the conditions were made.
         unit: what a scheduler's timestep is multiplied with before the model sees it.
+        offset: what is then added.
+        time_shape: of one sample's time: `()`, or the tokens' own times.
         device: where the model's inputs must be; None: where its parameters are.
         dtype: of the state the model takes; None: that of its parameters.
         time_dtype: of the time it takes.
+        inputs: how it is given the state; None: as it is.
+        pick: how conditions belong to samples.
     """
 
     module: nn.Module
@@ -58,33 +144,42 @@ class Call:
     copies: int = 1
     batch: int = 1
     unit: float = 1.0
+    offset: float = 0.0
+    time_shape: tuple[int, ...] = ()
     device: torch.device | None = None
     dtype: torch.dtype | None = None
     time_dtype: torch.dtype = torch.float32
+    inputs: Inputs | None = None
+    pick: Pick = by_row
 
-    def __call__(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> tuple[Tensor, ...]:
-        """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, under the conditions of `samples`, once per copy."""
+    def arguments(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> dict[str, Any]:
+        """What the model is called with for states `x`, `(B, *)`, at timesteps `t`, `(B,)`."""
         parameter = next(self.module.parameters())
         device, dtype = self.device or parameter.device, self.dtype or parameter.dtype
         rows = torch.as_tensor(samples) % self.batch
         rows = torch.cat([rows + k * self.batch for k in range(self.copies)])
-        state = {
-            state_name(self.module): torch.cat([x.to(device, dtype)] * self.copies),
-            TIME: torch.cat([t.to(device, self.time_dtype) * self.unit] * self.copies),
+        states = torch.cat([x.to(device, dtype)] * self.copies)
+        times = torch.cat([(self.offset + self.unit * t).to(device, self.time_dtype)] * self.copies)
+        state, time = names(self.module)
+        listed = self.inputs is not None and self.inputs.listed
+        bound = picked(self.conditions, rows, self.copies * self.batch, self.pick, listed=listed)
+        return {
+            state: states if self.inputs is None else self.inputs(states, rows),
+            time: times.reshape(-1, *[1] * len(self.time_shape)).expand(-1, *self.time_shape),
+            **bound,
         }
-        bound = pick(self.conditions, rows, self.copies * self.batch)
-        out = self.module(**state, **{**bound, "return_dict": False})[0]
-        # A model that also predicts variances has twice the channels; the first half is what we need.
-        if out.shape[1] == 2 * x.shape[1] and out.shape[2:] == x.shape[2:]:
-            out = out[:, : x.shape[1]]
-        return out.to(x.device, x.dtype).chunk(self.copies)
+
+    def __call__(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> tuple[Tensor, ...]:
+        """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, under the conditions of `samples`, once per copy."""
+        out = self.module(**{**self.arguments(x, t, samples), "return_dict": False})[0]
+        return fitted(out, x.shape[1:]).to(x.device, x.dtype).chunk(self.copies)
 
 
 @dataclass(frozen=True)
 class Guidance:
-    r"""Classifier-free guidance on the model's outputs, as pipelines do it: o = u + w (c − u), then rescaled.
+    r"""Classifier-free guidance on the model's outputs, as pipelines do it: o = ±(u + w (c − u)), then rescaled.
 
-    Rescaling: o ← φ o std(c)/std(o) + (1 − φ) o, std per sample.
+    Rescaling: o ← φ o std(c)/std(o) + (1 − φ) o, std per sample. Normalising: o ← o |c|/|o| along the last axis.
 
     Args:
         copies: under how many conditions a sample is evaluated: 1 (no guidance) or 2.
@@ -92,6 +187,8 @@ class Guidance:
         weight: w.
         rescale: φ.
         embedded: a guidance weight the model takes as an input, if it does.
+        normalised: whether o is given the norm of c.
+        sign: −1 where the model's output is the negative of what the scheduler is handed.
 
     References:
         Classifier-Free Diffusion Guidance (Ho & Salimans, 2022), arXiv:2207.12598;
@@ -103,18 +200,22 @@ class Guidance:
     weight: float = 1.0
     rescale: float = 0.0
     embedded: float | None = None
+    normalised: bool = False
+    sign: float = 1.0
 
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         """The guided output, `(B, *)`, from one output for each condition."""
         if self.copies == 1:
-            return outputs[0]
+            return self.sign * outputs[0]
         c, u = outputs[self.conditional], outputs[1 - self.conditional]
         guided = u + self.weight * (c - u)
-        if self.rescale == 0.0:
-            return guided
-        dims = tuple(range(1, c.ndim))
-        matched = guided * (c.std(dims, keepdim=True) / guided.std(dims, keepdim=True))
-        return self.rescale * matched + (1.0 - self.rescale) * guided
+        if self.normalised:
+            guided = guided * (c.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+        if self.rescale != 0.0:
+            dims = tuple(range(1, c.ndim))
+            matched = guided * (c.std(dims, keepdim=True) / guided.std(dims, keepdim=True))
+            guided = self.rescale * matched + (1.0 - self.rescale) * guided
+        return self.sign * guided
 
     def describe(self) -> dict[str, Any]:
         """What a calibration records."""
@@ -143,6 +244,32 @@ class Guided:
         state = x if self.layout is None else self.layout.pack(x)
         out = self.guidance.combine([out for call in self.calls for out in call(state, t, samples)])
         return out if self.layout is None else self.layout.unpack(out)
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Samples under the conditions of several calls of a pipeline, each of which was made for a few prompts.
+
+    Args:
+        parts: one for each call of the pipeline.
+        samples: whose conditions to use for the rows of a batch: sample s has those of prompt s mod their number.
+    """
+
+    parts: tuple[Guided, ...]
+    samples: tuple[int, ...]
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, part by part."""
+        homes = [(k, row) for k, part in enumerate(self.parts) for row in range(part.calls[0].batch)]
+        dealt = [homes[sample % len(homes)] for sample in self.samples]
+        used = sorted({k for k, _ in dealt})
+        order = [[i for i, (k, _) in enumerate(dealt) if k == part] for part in used]
+        outputs = [
+            replace(self.parts[k], samples=tuple(dealt[i][1] for i in places))(x[places], t[places])
+            for k, places in zip(used, order, strict=True)
+        ]
+        back = torch.tensor([i for places in order for i in places], device=x.device).argsort()
+        return torch.cat(outputs)[back]
 
 
 def denoiser(module: nn.Module, scheduler: Any, **conditions: Any) -> Denoiser:

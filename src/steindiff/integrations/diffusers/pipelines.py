@@ -6,7 +6,7 @@ r"""Calibrating a pipeline, and sampling with it afterwards.
 
 A calibration is for one network, solver, number of steps, resolution and guidance. What can be compared is compared:
 the network when the calibration is installed, the steps when a run is set up, the resolution at every step, and the
-guidance at the first step of every run, where the network's outputs are combined as the calibration knows it and must
+guidance at every step of a run, where the network's outputs are combined as the calibration knows it and must
 give what the pipeline hands to the scheduler.
 """
 
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from steindiff.calibrating import Recipe
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
-from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
-from steindiff.integrations.diffusers.families import EDMFamily, FlowMatching, family_of
+from steindiff.integrations.diffusers.capture import answer, capture, deviation, network_of, parts_of
+from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
 from steindiff.integrations.diffusers.networks import Guidance
 from steindiff.integrations.diffusers.schedulers import (
     Corrected,
@@ -79,6 +79,11 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Non
         ValueError: if diffusers has no scheduler for the two, or the calibration does not fit them.
     """
     family = family_of(scheduler)
+    if isinstance(family, ArctanFamily):
+        raise ValueError(
+            f"scheduler = {type(scheduler).__name__}: no corrected scheduler tells networks (2/π) arctan σ; "
+            "use stein.denoiser and the library's own sampler"
+        )
     to_zero = calibration is None or calibration.levels[-1].sigma == 0.0
     host, settings = host_of(solver, edm=isinstance(family, EDMFamily))
     if isinstance(solver, Heun):
@@ -93,8 +98,7 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Non
             "flow_shift": float(scheduler.config.get("flow_shift", scheduler.config.get("shift", 1.0))),
         }
     settings |= {"stein_calibration": calibration, "stein_analytical": False}
-    # With its class's name the settings only that class knows are carried along without a warning.
-    return host.from_config({**scheduler.config, "_class_name": type(scheduler).__name__}, **settings)
+    return converted(scheduler, host, **settings)
 
 
 def default_solver(scheduler: Any) -> Solver:
@@ -154,7 +158,7 @@ def calibrate(
     if prompts is not None:
         call["prompt"] = list(prompts)
     solver = solver or default_solver(pipe.scheduler)
-    captured = capture(pipe, scheduler_for(pipe.scheduler, solver), **call)
+    captured = capture(pipe, scheduler_for(pipe.scheduler, solver), batch=batch, **call)
     model = Model(captured.denoiser, captured.family.schedule, captured.shape, device=captured.device)
     flow = isinstance(captured.family, FlowMatching)  # pipelines of flow models begin at pure noise
     search = recipe.search and replace(recipe.search, start=recipe.search.start and not flow)
@@ -178,7 +182,7 @@ def observed(known: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> 
 
 
 class GuidanceGuard:
-    """Looks at the first step of every run: are the network's outputs combined as the calibration knows it?
+    """Looks at every step of a run: are the network's outputs combined as the calibration knows it?
 
     Args:
         module: the network.
@@ -193,34 +197,34 @@ class GuidanceGuard:
 
     def _called(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._outputs is not None:
-            self._outputs.append(output[0] if isinstance(output, tuple) else output.sample)
+            self._outputs.append(answer(output))
             embedded = kwargs.get("guidance")
             self._embedded = None if embedded is None else float(embedded.flatten()[0])
 
     def arm(self) -> None:
-        """A run begins: keep what the network answers until the first step."""
+        """A run begins: keep what the network answers until the next step."""
         self._outputs = []
 
     def check(self, model_output: Tensor) -> None:
-        """Compare once, and let go of the outputs.
+        """Compare, and let go of the outputs.
 
         Raises:
             ValueError: if the network did not run, or the guidance is another one.
         """
         if self._outputs is None:
             return
-        outputs, self._outputs = self._outputs, None
+        outputs, self._outputs = self._outputs, []
         if not outputs:
             raise ValueError("network: not the one the calibration was installed for; call stabilize again")
         known = self.guidance
         if self._embedded != known.embedded:
             raise ValueError(f"guidance: measured with {known.embedded} as an input, this run has {self._embedded}")
-        total, channels = sum(map(len, outputs)), model_output.shape[1]
+        total = sum(map(len, outputs))
         copies = total // len(model_output)
         samples = total // known.copies
         if copies not in (1, known.copies) or (copies == 1 < known.copies and len(model_output) % 2):
             raise ValueError(f"guidance: measured with {known.copies} conditions a sample, this run has {copies}")
-        parts = parts_of(outputs, samples, channels)
+        parts = parts_of(outputs, samples, model_output.shape[1:])
         if deviation(known, parts, model_output[:samples]) >= 1.0:
             raise ValueError(f"guidance: measured with {known}, this run {observed(known, parts, model_output)}")
 

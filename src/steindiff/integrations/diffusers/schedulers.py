@@ -123,6 +123,7 @@ class Corrected:
     _stein_denoised: tuple[Tensor, ...] = ()
     _stein_warned: bool = False
     _stein_stock_noise: Any = None
+    _stein_takes_sigmas: ClassVar[bool] = False
 
     # What the stock class provides.
     config: Any
@@ -162,6 +163,11 @@ class Corrected:
     def init_noise_sigma(self, value: Any) -> None:
         self._stein_stock_noise = value
 
+    def scale_noise(self, sample: Tensor, timestep: Tensor, noise: Tensor) -> Tensor:
+        """What pipelines of flow models call `add_noise`."""
+        noisy: Tensor = self.add_noise(sample, noise, timestep)  # type: ignore[attr-defined]
+        return noisy
+
     def _stein_unit(self, level: Level) -> float:
         """What the host's state must be multiplied with to give x."""
         return 1.0
@@ -200,15 +206,22 @@ class Corrected:
         if self._stein_guard is not None:
             self._stein_guard.arm()
         calibration = self._stein_calibration
+        if given.get("sigmas") is not None and (calibration is not None or not self._stein_takes_sigmas):
+            given["num_inference_steps"] = len(given["sigmas"])
+            for name in ("timesteps", "sigmas"):
+                given.pop(name, None)
+            logger.info("The sigmas of the pipeline are not used: %s has its own levels.", type(self).__name__)
+        given = {name: value for name, value in given.items() if name != "sigmas" or value is not None}
         if calibration is None:
             plain(**given)
+            if self.config.get("invert_sigmas"):
+                self.timesteps = self.config["num_train_timesteps"] - self.timesteps
             if self._stein_rule is not None:
                 self._stein_levels = family_of(self).levels(self)
             return
         steps = calibration.levels.steps
-        for name in ("timesteps", "sigmas"):
-            if given.get(name) is not None:
-                raise ValueError(f"{name}: the calibration brings its own {steps} steps, no others can be given")
+        if given.get("timesteps") is not None:
+            raise ValueError(f"timesteps: the calibration brings its own {steps} steps, no others can be given")
         if given.get("num_inference_steps") != steps:
             raise ValueError(
                 f"num_inference_steps = {given.get('num_inference_steps')}: the calibration is for {steps}; "
@@ -385,18 +398,29 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not draws:
             kwargs.pop("generator", None)
+        output, *args = args if args else (kwargs.pop("model_output"),)
         if self._stein_guard is not None:
-            self._stein_guard.check(args[0] if args else kwargs["model_output"])
-        return self._stein_step(functools.partial(stock.step, self), *args, **kwargs)
+            self._stein_guard.check(output)
+        if self.config.get("invert_sigmas"):
+            output = -output  # the network predicts x* − ε
+        return self._stein_step(functools.partial(stock.step, self), output, *args, **kwargs)
 
     if not draws:
         step.__signature__ = taken.replace(parameters=[*taken.parameters.values(), ignored])  # type: ignore[attr-defined]
 
+    settable = inspect.signature(stock.set_timesteps)
+    takes_sigmas = "sigmas" in settable.parameters
+    if not takes_sigmas:
+        extra = inspect.Parameter("sigmas", inspect.Parameter.KEYWORD_ONLY, default=None)
+        settable = settable.replace(parameters=[*settable.parameters.values(), extra])
+
     @functools.wraps(stock.set_timesteps)
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(stock.set_timesteps).bind(self, *args, **kwargs).arguments
+        given = settable.bind(self, *args, **kwargs).arguments
         del given["self"]
         self._stein_set_timesteps(functools.partial(stock.set_timesteps, self), given)
+
+    set_timesteps.__signature__ = settable  # type: ignore[attr-defined]
 
     name = f"Stein{stock.__name__}"
     return type(
@@ -410,6 +434,7 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
             "set_timesteps": set_timesteps,
             "stock": stock,
             "solver": staticmethod(solver),
+            "_stein_takes_sigmas": takes_sigmas,
             # diffusers looks for compatible classes among its own only.
             "_compatibles": stock._compatibles or [stock.__name__],
         },
