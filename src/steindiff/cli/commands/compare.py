@@ -63,9 +63,10 @@ def settings(
 def table(comparison: Comparison) -> Table:
     """The comparison for the terminal."""
     real = any(row.frechet is not None for row in comparison.rows)
+    real_text = "Real: to real images. " if real else ""
     caption = (
         f"Own: Fréchet distance ({comparison.features}) to the model's own many-step samples of other seeds; two sets "
-        f"of them are {comparison.floor:.1f} apart. {'Real: to real images. ' if real else ''}Energy: high-frequency power "
+        f"of them are {comparison.floor:.1f} apart. {real_text}Energy: high-frequency power "
         "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR: to the same "
         f"seed's many-step image. Calls and backward passes are per image, seconds for all {len(comparison.seeds)}."
     )
