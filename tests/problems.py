@@ -10,6 +10,7 @@ from torch import Tensor
 
 from steindiff.bases import natural_basis
 from steindiff.calibration import Calibration
+from steindiff.corrections.replay import StepWeights
 from steindiff.denoisers import Denoiser, Gaussian, Mixture
 from steindiff.levels import Level, Levels
 from steindiff.solvers import Solver
@@ -79,11 +80,8 @@ def random_calibration(levels: Levels, solver: Solver, shape: tuple[int, ...]) -
     rho = 0.8 + 0.5 * torch.rand(steps, basis.bands, generator=generator, dtype=FLOAT)
     gamma = 0.9 + 0.1 * torch.rand(steps, generator=generator, dtype=FLOAT)
     tau = 0.2 * torch.randn(steps, 2, basis.bands, generator=generator, dtype=FLOAT)
-    return Calibration(
-        solver,
-        levels,
-        basis,
-        tuple(map(tuple, rho.tolist())),
-        tuple(gamma.tolist()),
-        tau=tuple(tuple(map(tuple, rows[:i])) for i, rows in enumerate(tau.tolist())),
-    )
+    weights = [
+        StepWeights(tuple(rho[i].tolist()), tuple(map(tuple, tau[i, :i].tolist())), (), float(gamma[i]))
+        for i in range(steps)
+    ]
+    return Calibration(solver=solver, levels=levels, basis=basis, steps=tuple(weights))

@@ -24,7 +24,7 @@ from steindiff.grids.karras import Karras
 from steindiff.grids.logsnr import LogSNR
 from steindiff.grids.uniform import UniformTime
 from steindiff.levels import Levels
-from steindiff.loop import Cancelled, StepInfo, sample
+from steindiff.loop import Cancelled, State, StepInfo, advance, sample
 from steindiff.model import Model
 from steindiff.reference_run import ReferenceRun, reference_run
 from steindiff.sampler import levels_for
@@ -385,3 +385,32 @@ def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
     return StepWeights(
         tuple(rho.tolist()), tuple(tuple(row.tolist()) for row in tau), tuple(statistics["error"].tolist())
     )
+
+
+@torch.no_grad()
+def with_restarts(calibration: Calibration, reference: ReferenceRun, fit: Fits | None = None) -> Calibration:
+    r"""The calibration with the first steps of runs that begin at a later level (img2img) fitted as well.
+
+    Such a run has no history: its first steps have fewer denoised images, and the solver a lower order, than the same
+    steps of a whole run. They are fitted from the fine trajectory's own states at that level; later ones are as usual.
+
+    Args:
+        calibration: of the reference's model; one that corrects nothing is returned as it is.
+        reference: the fine trajectory.
+        fit: how to correct a step; default `ByAlignment()`.
+    """
+    levels, solver = calibration.levels, calibration.solver
+    if not any(weights.rho for weights in calibration.steps):
+        return calibration
+    correction = (fit or ByAlignment())(reference)
+    denoiser = reference.model.denoiser_for(reference.local_seeds, reference.batch)
+    short = max(solver.memory, correction.memory - 1, 1)
+    restarts = []
+    for j in range(1, levels.steps):
+        tail = Levels(levels[j:], levels.schedule)
+        state, first = State(0, reference.trajectory(levels[j]).to(reference.model.device, reference.model.dtype)), []
+        for _ in range(min(short, tail.steps)):
+            state, transition = advance(denoiser, state, tail, solver, correction)
+            first.append(step_weights(transition.statistics))
+        restarts.append(tuple(first))
+    return replace(calibration, restarts=tuple(restarts))

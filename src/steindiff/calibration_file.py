@@ -33,7 +33,7 @@ FIELDS = {
     2: {"format", "solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "tau", "error", "model", "settings"},
     3: {"format", "solver", "nfe", "schedule", "levels", "basis", "steps", "fingerprint", "conditions", "provenance"},
 }
-"""What a file must hold, beside its checksum."""
+"""What a file must hold, beside its checksum; one of format 3 may hold `restarts` too."""
 
 
 def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +60,8 @@ def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
         "conditions": dict(calibration["conditions"]),
         "provenance": dict(calibration["provenance"]),
     }
+    if calibration["restarts"]:
+        content["restarts"] = [[rounded(weights) for weights in first] for first in calibration["restarts"]]
     return with_checksum(json.loads(json.dumps(content)))
 
 
@@ -71,6 +73,7 @@ def decode(content: Any) -> dict[str, Any]:
     """
     body = verified("calibration", content, *FIELDS)
     version = body["format"]
+    restarts = entries("restarts", {"restarts": body.pop("restarts", [])}) if version == FORMAT else []
     if set(body) != FIELDS[version]:
         missing, unknown = sorted(FIELDS[version] - set(body)), sorted(set(body) - FIELDS[version])
         raise ValueError(f"a calibration of format {version} misses {missing} or does not know {unknown}")
@@ -88,7 +91,8 @@ def decode(content: Any) -> dict[str, Any]:
         "solver": solver,
         "levels": levels,
         "basis": from_config("basis", body["basis"], BASES.classes()),
-        "steps": tuple(read_weights(f"steps[{i}]", entry) for i, entry in enumerate(entries("steps", body))),
+        "steps": read_steps("steps", body["steps"]),
+        "restarts": tuple(read_steps(f"restarts[{j}]", first) for j, first in enumerate(restarts)),
         "fingerprint": finite("fingerprint", body["fingerprint"]),
         "conditions": body["conditions"],
         "provenance": body["provenance"],
@@ -120,6 +124,11 @@ def read_weights(name: str, entry: Any) -> StepWeights:
         error=finite(f"{name}.error", entry["error"]),
         gamma=finite(f"{name}.gamma", [entry.get("gamma", 1.0)])[0],
     )
+
+
+def read_steps(name: str, rows: Any) -> tuple[StepWeights, ...]:
+    """The weights of several steps."""
+    return tuple(read_weights(f"{name}[{i}]", row) for i, row in enumerate(entries(name, {name: rows})))
 
 
 def from_format_2(body: Mapping[str, Any], steps: int) -> dict[str, Any]:
