@@ -43,7 +43,7 @@ from steindiff.integrations.diffusers.schedulers import (
     flow_settings,
 )
 from steindiff.integrations.identity import check_identity, identify
-from steindiff.levels import Levels
+from steindiff.levels import Level
 from steindiff.loop import StepInfo
 from steindiff.model import Model
 from steindiff.reference_run import reference_run
@@ -148,8 +148,8 @@ class Enough(Exception):
     """A pipeline has said all it was asked for."""
 
 
-def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> Levels | None:
-    """Where the pipeline itself would step, with its own scheduler, sigmas and shift; None where that is not known.
+def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Level, ...]:
+    """Where the pipeline itself would step, with its own scheduler, sigmas and shift; none where that is not known.
 
     It is run up to its first step, on one prompt.
     """
@@ -157,36 +157,31 @@ def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> Levels | None:
     def stop(*args: Any, **kwargs: Any) -> None:
         raise Enough
 
-    before, pipe.scheduler = pipe.scheduler, copy.deepcopy(pipe.scheduler)
-    pipe.scheduler.step = stop
+    before, scheduler = pipe.scheduler, copy.deepcopy(pipe.scheduler)
+    scheduler.step, pipe.scheduler = stop, scheduler
     try:
         pipe(**{**chunks(call, 1)[0], "num_inference_steps": steps, "output_type": "latent"})
     except Enough:
-        return family_of(pipe.scheduler).levels(pipe.scheduler)
-    except Exception:  # this pipeline cannot run with so few steps: then there is nothing to beat
-        return None
+        family = family_of(scheduler)
+        if hasattr(scheduler, "sigmas"):
+            return family.levels(scheduler)[:-1]
+        return tuple(map(family.schedule.level, sorted(set(scheduler.timesteps.tolist()), reverse=True)))
+    except Exception:  # noqa: BLE001, S110  # this pipeline cannot run with so few steps: there is nothing to beat
+        pass
     finally:
         pipe.scheduler = before
-    return None
+    return ()
 
 
 def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, ...]:
     """The pipeline's own levels, as a rival its calibration must beat; none where they are not known."""
+    schedule = family_of(pipe.scheduler).schedule
     try:
-        found = own_levels(pipe, steps, call)
-        schedule = family_of(pipe.scheduler).schedule
-    except ValueError:
-        return ()
-    if found is None or found.steps != steps or found[-1].sigma > 0.0:
-        return ()
-    # Flow pipelines begin at pure noise, where α = 0: the schedule begins a thousandth later.
-    times = tuple(
-        min(schedule.time(level.lam) if level.alpha > 0.0 else schedule.t_max, schedule.t_max) for level in found[:-1]
-    )
-    grid = Explicit(times)
-    try:
+        levels = own_levels(pipe, steps, call)
+        # Flow pipelines begin at pure noise, where α = 0: the schedule begins a thousandth later.
+        grid = Explicit(tuple(min(schedule.time(max(level.lam, -700.0)), schedule.t_max) for level in levels))
         grid(schedule, steps)
-    except ValueError:  # they do not strictly fall
+    except ValueError:  # of another number, or not strictly falling
         return ()
     return (grid,)
 
@@ -478,26 +473,35 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
                 "calibration = None: the pipeline's scheduler carries none either; make one with calibrate"
             )
         calibration = CalibrationSet.from_dict(carried)
-    scheduler = scheduler_for(pipe.scheduler, all_of(calibration)[0].solver, calibration)
-    if not check:
-        return Stabilized(pipe, scheduler, None)
-    module = network_of(pipe)
-    for one in all_of(calibration):
-        missing = [name for name in ("network", "guidance") if not isinstance(one.conditions.get(name), dict)]
-        if missing:
-            raise ValueError(
-                f"calibration: does not record its {' and '.join(missing)}, so it cannot be checked against a "
-                "pipeline; make it with steindiff.integrations.diffusers.calibrate, or use stabilize(…, check=False)"
-            )
-        guidance_known(one)
-        try:
-            check_identity(one.conditions["network"], module)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
-                "stabilize(…, check=False)"
-            ) from None
-    return Stabilized(pipe, scheduler, GuidanceGuard(pipe, module))
+    guard = None
+    if check:
+        module = network_of(pipe)
+        for one in all_of(calibration):
+            check_network(one, module)
+        guard = GuidanceGuard(pipe, module)
+    return Stabilized(pipe, scheduler_for(pipe.scheduler, all_of(calibration)[0].solver, calibration), guard)
+
+
+def check_network(calibration: Calibration, module: nn.Module) -> None:
+    """Refuse a network the calibration was not measured on, or a calibration that does not say on which it was.
+
+    Raises:
+        ValueError: naming what differs, and what to do.
+    """
+    missing = [name for name in ("network", "guidance") if not isinstance(calibration.conditions.get(name), dict)]
+    if missing:
+        raise ValueError(
+            f"calibration: does not record its {' and '.join(missing)}, so it cannot be checked against a pipeline; "
+            "make it with steindiff.integrations.diffusers.calibrate, or use stabilize(…, check=False)"
+        )
+    guidance_known(calibration)
+    try:
+        check_identity(calibration.conditions["network"], module)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
+            "stabilize(…, check=False)"
+        ) from None
 
 
 __all__ = ["HOST_RECIPE", "Stabilized", "calibrate", "scheduler_for", "stabilize"]
