@@ -389,10 +389,11 @@ def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
 
 @torch.no_grad()
 def with_restarts(calibration: Calibration, reference: ReferenceRun, fit: Fits | None = None) -> Calibration:
-    r"""The calibration with the first steps of runs that begin at a later level (img2img) fitted as well.
+    r"""The calibration with runs that begin at a later level (img2img) fitted as well, n (n − 1)/2 steps of every seed.
 
     Such a run has no history: its first steps have fewer denoised images, and the solver a lower order, than the same
-    steps of a whole run. They are fitted from the fine trajectory's own states at that level; later ones are as usual.
+    steps of a whole run; and it has not yet strayed, while later steps of a whole run also bring back what earlier ones
+    lost. So all its steps are fitted, from the fine trajectory's own states at that level.
 
     Args:
         calibration: of the reference's model; one that corrects nothing is returned as it is.
@@ -404,12 +405,11 @@ def with_restarts(calibration: Calibration, reference: ReferenceRun, fit: Fits |
         return calibration
     correction = (fit or ByAlignment())(reference)
     denoiser = reference.model.denoiser_for(reference.local_seeds, reference.batch)
-    short = max(solver.memory, correction.memory - 1, 1)
     restarts = []
     for j in range(1, levels.steps):
         tail = Levels(levels[j:], levels.schedule)
         state, first = State(0, reference.trajectory(levels[j]).to(reference.model.device, reference.model.dtype)), []
-        for _ in range(min(short, tail.steps)):
+        for _ in range(tail.steps):
             state, transition = advance(denoiser, state, tail, solver, correction)
             first.append(step_weights(transition.statistics))
         restarts.append(tuple(first))

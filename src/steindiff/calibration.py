@@ -28,7 +28,7 @@ class Calibration:
         levels: where to step, and what the network is told there.
         basis: in which the weights act.
         steps: the weights of every step.
-        restarts: entry j − 1: those of the first steps of a run that begins at level j (img2img); see `with_restarts`.
+        restarts: entry j − 1: those of a run that begins at level j, as img2img does; see `with_restarts`.
         fingerprint: of the model, eight numbers; empty if unknown.
         conditions: what must be equal where it is used (guidance, network), by name; checked.
         provenance: how it was made: seeds, cost, versions. Never checked.

@@ -685,7 +685,8 @@ def with_random_restarts(calibration: Calibration) -> Calibration:
     first = tuple(replace(weights, tau=weights.tau[:1][: k - 1]) for k, weights in enumerate(calibration.steps, 1))
     steps = calibration.levels.steps
     restarts = tuple(
-        tuple(replace(first[min(k, 1)], gamma=0.7 + 0.02 * j) for k in range(min(2, steps - j))) for j in range(1, steps)
+        tuple(replace(first[min(k, 1)], gamma=0.7 + 0.02 * j) for k in range(min(2, steps - j)))
+        for j in range(1, steps)
     )
     return replace(calibration, restarts=restarts)
 

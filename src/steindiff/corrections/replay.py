@@ -64,7 +64,7 @@ class Replay(Correction):
         levels: of the run; others are refused.
         basis: in which ρ and τ act.
         steps: one entry a step.
-        restarts: entry j − 1 holds the weights of the first steps of a run that begins at level j, without a history.
+        restarts: entry j − 1 holds the weights of the steps of a run that begins at level j, without a history.
     """
 
     solver: Solver

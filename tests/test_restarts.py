@@ -1,0 +1,101 @@
+"""Runs that begin at a later level, as in img2img: their first steps have weights of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from steindiff.calibrating import Recipe, calibrate, with_restarts
+from steindiff.calibration import Calibration
+from steindiff.denoisers import Denoiser, Gaussian, Mixture
+from steindiff.levels import Levels
+from steindiff.loop import sample
+from steindiff.model import Model
+from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.schedules import EDM
+from steindiff.solvers import SOLVERS, Solver
+
+SHAPE = (1, 8, 8)
+SCHEDULE = EDM(0.02, 20.0)
+
+
+def gaussian() -> Denoiser:
+    """Smooth to rough, a variance for every pixel."""
+    return Gaussian(torch.zeros(SHAPE), torch.logspace(0.5, -2.5, 64).reshape(SHAPE))
+
+
+def digits() -> Denoiser:
+    """Many sharp modes: early on a run that strays ends at another digit, so only later starts can be judged."""
+    data = torch.tensor(load_digits().images, dtype=torch.float32)[:500, None] / 8 - 1
+    return Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data)))
+
+
+def made(denoiser: Denoiser, solver: Solver, nfe: int) -> tuple[Calibration, ReferenceRun]:
+    model = Model(denoiser, SCHEDULE, SHAPE)
+    reference = reference_run(model, range(48), steps=48, to_zero=True)
+    recipe = Recipe(search=None, rivals=(), to_zero=True)
+    plain = calibrate(model, nfe, solver, recipe=recipe, reference=reference)
+    return with_restarts(plain, reference), reference
+
+
+def errors(calibration: Calibration, goal: ReferenceRun, denoiser: Denoiser, *, restarted: bool) -> list[float]:
+    """Distance of runs begun at levels 1, 2, … of the fine trajectory from its end, as a host runs them."""
+    replay, found = calibration.replay(), []
+    for j in range(1, calibration.levels.steps):
+        tail = Levels(calibration.levels[j:], SCHEDULE)
+        steps = tuple(replay.weights(i, j if restarted else 0) for i in range(j, calibration.levels.steps))
+        rest = replace(calibration, levels=tail, steps=steps, restarts=())
+        x = goal.trajectory(tail[0])
+        ends = [sample(denoiser, x, tail, calibration.solver, c).x for c in (rest.replay(), None)]
+        found.append(min(float((end - goal.samples).norm()) for end in (ends[:1] if restarted else ends)))
+    return found
+
+
+@pytest.mark.parametrize("name", ["dpmpp-2m", "dpmpp-3m", "unipc-bh2-2", "heun"])
+@pytest.mark.parametrize("problem", [gaussian, digits])
+def test_a_later_start_ends_nearer_to_the_fine_trajectory(name: str, problem: Callable[[], Denoiser]) -> None:
+    """On seeds that were not fitted; against the plain solver, or the weights of a whole run where they are better."""
+    denoiser, solver = problem(), SOLVERS[name]
+    calibration, _ = made(denoiser, solver, 9 if name == "heun" else 8)
+    goal = reference_run(Model(denoiser, SCHEDULE, SHAPE), range(1000, 1064), steps=48, to_zero=True)
+    before = errors(calibration, goal, denoiser, restarted=False)
+    after = errors(calibration, goal, denoiser, restarted=True)
+    assert after[-1] < 1.03 * before[-1], "one step: an affine function of x and D, there is little to gain"
+    if problem is gaussian:
+        assert all(a < 0.9 * b for a, b in zip(after[:-1], before[:-1], strict=True))
+        assert sum(after[:-1]) < 0.6 * sum(before[:-1])
+    late = len(before) // 2
+    assert sum(after[late:-1]) < 0.9 * sum(before[late:-1])
+
+
+def test_they_survive_the_file(tmp_path) -> None:
+    calibration, _ = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
+    calibration.save(tmp_path / "c.json")
+    again = Calibration.load(tmp_path / "c.json")
+    assert [len(first) for first in again.restarts] == [4, 3, 2, 1]
+    assert again.restarts[1][0].rho == pytest.approx(calibration.restarts[1][0].rho, abs=1e-6)
+    assert "restarts" not in replace(calibration, restarts=()).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("restarts", "message"),
+    [
+        (lambda r: (*r, r[-1]), "restarts must hold less than 5 entries, got 5"),
+        (lambda r: (r[0] * 2, *r[1:]), r"restarts\[0\] must hold at most 4 steps, got 8"),
+        (lambda r: ((replace(r[0][0], rho=(1.0,)), *r[0][1:]), *r[1:]), r"restarts\[0\]\[0\].rho must hold"),
+    ],
+)
+def test_restarts_that_do_not_fit_are_refused(restarts, message: str) -> None:
+    calibration, _ = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
+    with pytest.raises(ValueError, match=message):
+        replace(calibration, restarts=restarts(calibration.restarts))
+
+
+def test_a_calibration_that_corrects_nothing_has_none() -> None:
+    calibration, reference = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
+    bare = Calibration.empty(calibration.solver, calibration.levels, calibration.basis)
+    assert with_restarts(bare, reference) is bare
