@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from steindiff.calibrating import Recipe, calibrate, with_restarts
+from steindiff.calibrating import Progress, Recipe, calibrate, with_restarts
 from steindiff.calibration import Calibration
 from steindiff.denoisers import Denoiser, Gaussian, Mixture
 from steindiff.levels import Levels
@@ -93,6 +93,23 @@ def test_restarts_that_do_not_fit_are_refused(restarts, message: str) -> None:
     calibration, _ = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
     with pytest.raises(ValueError, match=message):
         replace(calibration, restarts=restarts(calibration.restarts))
+
+
+def test_stopping_keeps_the_calibration_as_it_was() -> None:
+    calibration, reference = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
+    bare, seen = replace(calibration, restarts=()), []
+
+    def told(progress: Progress) -> bool:
+        seen.append(progress)
+        return progress.done < 2
+
+    assert with_restarts(bare, reference, callback=told) is bare
+    assert [(p.stage, p.done, p.total) for p in seen] == [("later starts", 1, 4), ("later starts", 2, 4)]
+
+    def interrupted(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    assert with_restarts(bare, reference, callback=interrupted) is bare
 
 
 def test_a_calibration_that_corrects_nothing_has_none() -> None:

@@ -24,7 +24,7 @@ from steindiff.grids.karras import Karras
 from steindiff.grids.logsnr import LogSNR
 from steindiff.grids.uniform import UniformTime
 from steindiff.levels import Levels
-from steindiff.loop import Cancelled, State, StepInfo, advance, sample
+from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
 from steindiff.reference_run import ReferenceRun, reference_run
 from steindiff.sampler import levels_for
@@ -388,7 +388,12 @@ def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
 
 
 @torch.no_grad()
-def with_restarts(calibration: Calibration, reference: ReferenceRun, fit: Fits | None = None) -> Calibration:
+def with_restarts(
+    calibration: Calibration,
+    reference: ReferenceRun,
+    fit: Fits | None = None,
+    callback: Callable[[Progress], bool | None] | None = None,
+) -> Calibration:
     r"""The calibration with runs that begin at a later level (img2img) fitted as well, n (n − 1)/2 steps of every seed.
 
     Such a run has no history: its first steps have fewer denoised images, and the solver a lower order, than the same
@@ -399,18 +404,23 @@ def with_restarts(calibration: Calibration, reference: ReferenceRun, fit: Fits |
         calibration: of the reference's model; one that corrects nothing is returned as it is.
         reference: the fine trajectory.
         fit: how to correct a step; default `ByAlignment()`.
+        callback: told the progress; False, or Ctrl-C, returns the calibration as it was.
     """
-    levels, solver = calibration.levels, calibration.solver
+    levels, model = calibration.levels, reference.model
     if not any(weights.rho for weights in calibration.steps):
         return calibration
     correction = (fit or ByAlignment())(reference)
-    denoiser = reference.model.denoiser_for(reference.local_seeds, reference.batch)
+    denoiser = model.denoiser_for(reference.local_seeds, reference.batch)
     restarts = []
-    for j in range(1, levels.steps):
-        tail = Levels(levels[j:], levels.schedule)
-        state, first = State(0, reference.trajectory(levels[j]).to(reference.model.device, reference.model.dtype)), []
-        for _ in range(tail.steps):
-            state, transition = advance(denoiser, state, tail, solver, correction)
-            first.append(step_weights(transition.statistics))
-        restarts.append(tuple(first))
+    try:
+        for j in range(1, levels.steps):
+            tail = Levels(levels[j:], levels.schedule)
+            x = reference.trajectory(tail[0]).to(model.device, model.dtype)
+            statistics = sample(denoiser, x, tail, calibration.solver, correction).statistics
+            restarts.append(tuple(map(step_weights, statistics)))
+            if callback is not None and callback(Progress("later starts", j, levels.steps - 1)) is False:
+                return calibration
+    except KeyboardInterrupt:
+        logger.warning("stopped: keeping the calibration without later starts")
+        return calibration
     return replace(calibration, restarts=tuple(restarts))

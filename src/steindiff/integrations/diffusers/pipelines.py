@@ -26,7 +26,8 @@ from diffusers.utils import logging
 from torch import Tensor, nn
 
 from steindiff._progress import bar
-from steindiff.calibrating import Progress, Recipe, calibrate_budgets, with_restarts
+from steindiff.calibrating import Progress, Recipe, with_restarts
+from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
 from steindiff.calibration_set import CalibrationSet
 from steindiff.grids.explicit import Explicit
@@ -46,7 +47,7 @@ from steindiff.integrations.identity import check_identity, identify
 from steindiff.levels import Level
 from steindiff.loop import StepInfo
 from steindiff.model import Model
-from steindiff.reference_run import reference_run
+from steindiff.reference_run import ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Search
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
@@ -166,7 +167,7 @@ def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Level, .
         if hasattr(scheduler, "sigmas"):
             return family.levels(scheduler)[:-1]
         return tuple(map(family.schedule.level, sorted(set(scheduler.timesteps.tolist()), reverse=True)))
-    except Exception:  # noqa: BLE001, S110  # this pipeline cannot run with so few steps: there is nothing to beat
+    except Exception:  # this pipeline cannot run with so few steps: there is nothing to beat
         pass
     finally:
         pipe.scheduler = before
@@ -186,30 +187,36 @@ def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, 
     return (grid,)
 
 
+Told = Callable[[Progress], bool | None]
+"""Who is told the progress; False stops."""
+
+
 @contextmanager
-def shown(
-    progress: bool | Callable[[Progress], bool | None], share: float
-) -> Iterator[Callable[[Progress], bool | None]]:
-    """A callback that draws a bar with the time left, or the one that was given.
+def shown(progress: bool | Told, total: float) -> Iterator[Callable[[float], Told]]:
+    """A bar with the time left, or whoever was given; yields a function from the work of a stage to its listener.
 
     Args:
         progress: whether to draw, or whom to tell.
-        share: of the fine trajectory in all the work.
+        total: all the work.
     """
-    if not isinstance(progress, bool):
-        yield progress
-        return
-    with bar("calibrating", 1.0, shown=progress) as advance:
-        done = 0.0
+    with bar("calibrating", total, shown=progress is True) as advance:
+        begun = done = 0.0
 
-        def told(now: Progress) -> None:
-            nonlocal done
-            part = now.done / max(now.total, 1)
-            reached = share * part if now.stage == "reference" else share + (1.0 - share) * part
-            advance(max(reached - done, 0.0))
-            done = max(reached, done)
+        def stage(work: float) -> Told:
+            nonlocal begun
+            begun, base = begun + work, begun
 
-        yield told
+            def told(now: Progress) -> bool | None:
+                nonlocal done
+                reached = max(base + work * now.done / max(now.total, 1), done)
+                advance(reached - done)
+                done = reached
+                return None if isinstance(progress, bool) else progress(now)
+
+            return told
+
+        yield stage
+        advance(total - done)
 
 
 def calibrate(
@@ -220,7 +227,7 @@ def calibrate(
     solver: Solver | None = None,
     recipe: Recipe = HOST_RECIPE,
     batch: int = 4,
-    progress: bool | Callable[[Progress], bool | None] = True,
+    progress: bool | Told = True,
     **call: Any,
 ) -> Any:
     r"""Calibrate a pipeline for `nfe` network evaluations, with forward passes only.
@@ -265,19 +272,16 @@ def calibrate(
     recipe = replace(recipe, to_zero=True, search=search)  # the host's runs end at σ = 0
     announce(model, recipe, budgets, batch)
     made = []
-    with shown(progress, recipe.steps / (recipe.steps + sum(work(recipe, n) for n in budgets))) as told:
-
-        def step(info: StepInfo) -> bool | None:
-            return told(Progress("reference", info.i + 1, info.steps))
-
-        reference = reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
+    with shown(progress, recipe.steps + sum(work(recipe, n) + n * n / 2 for n in budgets)) as stage:
+        reference = traced(model, recipe, batch, stage(recipe.steps))
         for n in budgets:
             rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps_of(solver, model, n), call))
-            planned = replace(recipe, rivals=rivals)
-            found = calibrate_budgets(
-                model, [n], solver, recipe=planned, reference=reference, batch=batch, callback=told
-            )
-            made.append(with_restarts(found[n], reference, recipe.fit))
+            planned, told = replace(recipe, rivals=rivals), stage(work(recipe, n))
+            found = calibrate_solver(model, n, solver, recipe=planned, reference=reference, batch=batch, callback=told)
+            if found.provenance["stopped"]:
+                made.append(found)
+                break
+            made.append(with_restarts(found, reference, recipe.fit, stage(n * n / 2)))
     facts = {
         "pipeline": type(pipe).__name__,
         "network": identify(network_of(pipe)),
@@ -285,6 +289,15 @@ def calibrate(
     }
     made = [replace(one, conditions=facts) for one in made]
     return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
+
+
+def traced(model: Model, recipe: Recipe, batch: int, told: Told) -> ReferenceRun:
+    """The fine trajectory of a recipe's seeds."""
+
+    def step(info: StepInfo) -> bool | None:
+        return told(Progress("reference", info.i + 1, info.steps))
+
+    return reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
 
 
 def steps_of(solver: Solver, model: Model, nfe: int) -> int:
