@@ -12,13 +12,13 @@ import argparse
 import time
 
 import torch
+from steindiff.zoo.shipped import location
 
 from steindiff import SOLVERS
 from steindiff.calibrating import Recipe, calibrate
 from steindiff.models import MODELS
-from steindiff.reference_run import reference_run
+from steindiff.reference import reference_run
 from steindiff.zoo import names
-from steindiff.zoo.shipped import location
 
 SEEDS = 10**6
 """First seed; far from the ones anybody compares or evaluates on."""

@@ -36,7 +36,7 @@ from steindiff.metrics import references
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
 from steindiff.pixels import to_uint8
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 from steindiff.schedules import EDM
 from steindiff.solvers import Solver
 from steindiff.zoo import load

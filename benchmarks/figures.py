@@ -10,7 +10,6 @@ Reads `benchmarks/results/{cifar10,second_opinion,fashion,guided,demo}.json` and
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from steindiff.zoo.shipped import calibration
 
+from pages import fill, rows
 from steindiff import GRIDS, SOLVERS
 from steindiff.bases import DCT
 from steindiff.schedules import EDM
-from steindiff.zoo.shipped import calibration
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -70,12 +70,6 @@ def calibrated(records: Sequence[Record], solver: str, options: dict[str, Any] |
     """By NFE, with the default calibration, or with one of the given options."""
     key = (solver, "stein", "calibrated", options or {})
     return {r["nfe"]: r["fid"] for r in records if (r["solver"], r["grid"], r["correction"], r["options"]) == key}
-
-
-def rows(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
 
 
 def marked(ours: Curve, plain: Curve, nfe: int) -> str:
@@ -164,14 +158,6 @@ def others_table(records: Sequence[Record]) -> str:
         how = "calibrated" if r["correction"] != "none" else f"plain, {r['grid']}"
         body.append([title, HOSTS[r["solver"]], how, str(r["nfe"]), f"{r['fid']:.2f}", f"{r['fd_many_step']:.2f}"])
     return rows(["model", "solver", "", "NFE", "to real images", "to its own many-step samples"], body)
-
-
-def fill(path: Path, name: str, text: str) -> None:
-    """Put `text` between the marks `table:name` of a page that has them."""
-    page = path.read_text(encoding="utf-8")
-    mark, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
-    page = re.sub(rf"{re.escape(mark)}(.*?{re.escape(end)})?", f"{mark}\n\n{text}\n\n{end}", page, flags=re.S)
-    path.write_text(page, encoding="utf-8")
 
 
 def plot_fid(records: Sequence[Record], limit: float) -> None:

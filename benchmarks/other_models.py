@@ -33,7 +33,7 @@ from steindiff.levels import Levels
 from steindiff.metrics import InceptionFeatures, Moments, frechet_distance, references
 from steindiff.models import by_seed, embedded
 from steindiff.pixels import to_uint8
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 
 MANY = Cell("dpmpp-2m", 32, "edm-min")
 CALIBRATION_SEED, REFERENCE_SEED = 10**6, 2 * 10**6

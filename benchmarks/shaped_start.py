@@ -28,7 +28,7 @@ from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.levels import Level
 from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.reference_run import conditioned
+from steindiff.reference import conditioned
 from steindiff.schedules import EDM
 from steindiff.zoo import load
 

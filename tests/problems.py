@@ -80,8 +80,8 @@ def random_calibration(levels: Levels, solver: Solver, shape: tuple[int, ...]) -
     rho = 0.8 + 0.5 * torch.rand(steps, basis.bands, generator=generator, dtype=FLOAT)
     gamma = 0.9 + 0.1 * torch.rand(steps, generator=generator, dtype=FLOAT)
     tau = 0.2 * torch.randn(steps, 2, basis.bands, generator=generator, dtype=FLOAT)
-    weights = [
-        StepWeights(tuple(rho[i].tolist()), tuple(map(tuple, tau[i, :i].tolist())), (), float(gamma[i]))
-        for i in range(steps)
-    ]
+    weights = (
+        StepWeights(rho=tuple(r), tau=tuple(map(tuple, t[:i])), gamma=g)
+        for i, (r, t, g) in enumerate(zip(rho.tolist(), tau.tolist(), gamma.tolist(), strict=True))
+    )
     return Calibration(solver=solver, levels=levels, basis=basis, steps=tuple(weights))

@@ -10,20 +10,35 @@ import torch
 from torch import Tensor
 
 from problems import FLOAT, random_calibration
-from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
-from steindiff.bases import DCT, Identity
-from steindiff.calibrating import ByAlignment, Recipe, calibrate
-from steindiff.calibration import Calibration
-from steindiff.corrections.alignment import Alignment, differences, fit, latest, significant, typical_scale
+from steindiff import (
+    EDM,
+    GRIDS,
+    SCHEDULES,
+    SOLVERS,
+    VP,
+    ByAlignment,
+    Calibration,
+    Identity,
+    Level,
+    Model,
+    Recipe,
+    ReferenceRun,
+    Schedule,
+    Solver,
+    StepWeights,
+    calibrate,
+    noise,
+    reference_run,
+    sample,
+)
+from steindiff.bases import DCT
+from steindiff.corrections.alignment import Alignment, Groups, differences, significant, typical_scale
 from steindiff.corrections.hook import WithHook
-from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian
-from steindiff.grids.logsnr import LogSNR
-from steindiff.levels import Level
-from steindiff.reference_run import ReferenceRun, Trajectory, reference_run
-from steindiff.schedules import EDM, VP, Schedule
-from steindiff.solvers import DDIM, Solver
-from steindiff.tableau import Step
+from steindiff.reference import Trajectory
+from steindiff.solvers import DDIM
+from steindiff.stein_probes import GaussianDensity
+from steindiff.tableau import Step, latest
 
 BASIS = DCT((1, 8))
 SPECTRUM = 1.0 / (1.0 + torch.arange(8, dtype=FLOAT)) ** 2
@@ -39,76 +54,89 @@ class Spectral(Gaussian):
         return BASIS.inverse(super().denoise(BASIS.forward(x), level))
 
 
-def surveyed(schedule: Schedule, seeds: range, steps: int = 400, *, to_zero: bool = True) -> ReferenceRun:
-    grid = LogSNR(to_zero=to_zero)
-    probe_samples = min(8, len(seeds))
-    return reference_run(
-        Spectral(),
-        schedule,
-        (1, 8),
-        seeds=seeds,
-        steps=steps,
-        probe_samples=probe_samples,
-        batch=999,
-        grid=grid,
-        basis=BASIS,
-        dtype=FLOAT,
-    )
+def model(schedule: Schedule) -> Model:
+    return Model(Spectral(), schedule, (1, 8), dtype=FLOAT)
+
+
+def fine(schedule: Schedule, seeds: range, steps: int = 400, *, to_zero: bool = True) -> ReferenceRun:
+    return reference_run(model(schedule), seeds, steps=steps, batch=999, basis=BASIS, to_zero=to_zero)
 
 
 EXACT = ByAlignment(significance=0.0, ridge=0.0)
-MEASURED = {name: surveyed(SCHEDULES[name], range(64)) for name in ("edm", "vp", "flow")}
-every = pytest.mark.parametrize("name", MEASURED)
+REFERENCES = {name: fine(SCHEDULES[name], range(64)) for name in ("edm", "vp", "flow")}
+every = pytest.mark.parametrize("name", REFERENCES)
+
+
+def fit(features: list[Tensor], goal: Tensor, **settings: float) -> Tensor:
+    """The weights of features that lead to a goal: a step that starts at nothing and ends at σ = 0."""
+    s, t = Level(1.0, 1.0, 1.0), Level(0.0, 1.0, 0.0)
+    groups = Groups.of(range(len(goal)))
+    alignment = Alignment(BASIS, lambda level: goal, groups, below=0.0, **settings)
+    return alignment.fit(features, torch.zeros_like(goal), goal, s, t._replace(sigma=1e-300)).weights
 
 
 @every
 @pytest.mark.parametrize("solver", ["ddim", "dpmpp-2m", "unipc-bh2-2", "heun", "ipndm-3"])
 def test_on_gaussian_data_five_aligned_steps_end_where_four_hundred_do(name: str, solver: str):
     """Every step is linear in each coefficient there, so one weight a band makes it exact, also on other seeds."""
-    schedule, measured = SCHEDULES[name], MEASURED[name]
-    nfe = 6 if (name, solver) == ("flow", "heun") else 5
-    facts = {"measured": measured, "batch": 999, "dtype": FLOAT}
-    found = calibrate(
-        Spectral(), SOLVERS[solver], schedule, nfe, (1, 8), recipe=Recipe(fit=EXACT, tolerance=0), **facts
-    )
+    schedule = SCHEDULES[name]
+    recipe = Recipe(fit=EXACT, search=None, rivals=())
+    found = calibrate(model(schedule), 5, solver, recipe=recipe, reference=REFERENCES[name])
     x = noise(range(100, 120), (1, 8), found.levels[0], FLOAT)
-    fine = surveyed(schedule, range(100, 120)).samples
+    goal = fine(schedule, range(100, 120)).samples
     plain = sample(Spectral(), x, found.levels, SOLVERS[solver]).x
-    aligned = sample(Spectral(), x, found.levels, SOLVERS[solver], Replay(found))
-    assert float((aligned.x - fine).norm() / fine.norm()) < 2e-3
-    assert float((plain - fine).norm() / fine.norm()) > 5e-3
-    assert (aligned.nfe, aligned.backward_passes) == (nfe, 0)
+    aligned = found.sampler()(model(schedule), range(100, 120))
+    assert float((aligned.x - goal).norm() / goal.norm()) < 2e-3
+    assert float((plain - goal).norm() / goal.norm()) > 5e-3
+    assert (aligned.nfe, aligned.backward_passes) == (5, 0)
 
 
 def test_the_fit_finds_known_weights_and_leaves_the_rest_alone():
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(2, 500, 1, 8, generator=generator, dtype=FLOAT)
-    exact = fit(BASIS, [a, b], 1.5 * a - 0.25 * b, tail=0.1, ridge=0.0, significance=2.0)
+    exact = fit([a, b], 1.5 * a - 0.25 * b, tail=0.1, ridge=0.0, significance=2.0)
     torch.testing.assert_close(exact, torch.tensor([[1.5], [-0.25]], dtype=FLOAT).expand(2, 8))
     # A feature that has nothing to do with the goal gains nothing beyond chance: three errors leave all bands alone.
-    apart = fit(
-        BASIS,
-        [a, b],
-        a + 0.1 * torch.randn(a.shape, generator=generator, dtype=FLOAT),
-        tail=0.1,
-        ridge=0.0,
-        significance=3.0,
-    )
+    noisy = a + 0.1 * torch.randn(a.shape, generator=generator, dtype=FLOAT)
+    apart = fit([a, b], noisy, tail=0.1, ridge=0.0, significance=3.0)
     torch.testing.assert_close(apart, torch.tensor([[1.0], [0.0]], dtype=FLOAT).expand(2, 8))
-    pulled = fit(BASIS, [a, b], 1.5 * a, tail=0.1, ridge=1e6, significance=2.0)
+    pulled = fit([a, b], 1.5 * a, tail=0.1, ridge=1e6, significance=2.0)
     torch.testing.assert_close(pulled[0], torch.ones(8, dtype=FLOAT), atol=1e-5, rtol=0)
 
 
 def test_the_fit_does_not_follow_a_few_busy_images():
-    """990 images ask for weight 1.2, ten with a thousand times the amplitude for 3: the many decide."""
+    """990 images ask for weight 1.2, ten with thirty times the amplitude for 3: the many decide."""
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(1000, 1, 8, generator=generator, dtype=FLOAT)
-    a[:10] *= 1000.0
+    a[:10] *= 30.0
     goal = 1.2 * a
     goal[:10] = 3.0 * a[:10]
-    found, unweighted = (fit(BASIS, [a], goal, tail=tail, ridge=0.0, significance=0.0)[0] for tail in (1e-4, 1e9))
+    found, unweighted = (fit([a], goal, tail=tail, ridge=0.0, significance=0.0)[0] for tail in (1e-4, 1e9))
     assert bool((found < 1.6).all())
-    assert bool((unweighted > 2.9).all())
+    assert bool((unweighted > 2.4).all())
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_variety_is_kept_whatever_the_mean(mean: float):
+    """The goal varies twice as much as the feature explains: the balance restores it, also under a mean of 30."""
+    generator = torch.Generator().manual_seed(0)
+    known, hidden = torch.randn(2, 4000, 1, 8, generator=generator, dtype=FLOAT)
+    goal = mean + known + 3**0.5 * hidden
+    s, t = Level(1.0, 1.0, 1.0), Level(0.0, 1.0, 1e-300)
+    alignment = Alignment(BASIS, lambda level: goal, Groups.of([0] * 4000), tail=1e9, ridge=0.0, significance=0.0)
+    features = [BASIS.forward(mean + 0.1 * known), BASIS.forward(known)]
+    weights = alignment.fit(features, torch.zeros_like(goal), BASIS.forward(goal), s, t).weights
+    made = sum(BASIS.spread(w) * f for w, f in zip(weights, features, strict=True))
+    assert float(BASIS.inverse(made).std(0).mean()) == pytest.approx(2.0, rel=0.05)
+    assert float(made.mean(0)[0, 0]) == pytest.approx(float(BASIS.forward(goal).mean(0)[0, 0]), abs=0.15)
+
+
+def test_groups_are_the_conditions_that_several_samples_share():
+    groups = Groups.of(["a", "b", "a", "c", "b"])
+    x = torch.arange(5.0)[:, None]
+    assert groups.means(x)[:, 0].tolist() == [2.0] * 5  # one label stands alone: all are compared with all
+    pairs = Groups.of(["a", "b", "a", "b"])
+    assert pairs.means(torch.tensor([[1.0], [2.0], [3.0], [6.0]]))[:, 0].tolist() == [2.0, 4.0, 2.0, 4.0]
 
 
 def test_the_scale_matches_the_typical_energy():
@@ -135,15 +163,15 @@ def test_significance_counts_standard_errors():
 def test_a_path_can_be_read_between_its_levels_at_fourth_order(schedule: Schedule):
     """On one Gaussian direction x(t) = x_0 √(v_t/v_0), v = α²c + σ²: knots and slopes exact, cubic between."""
     c = 0.3
-    model = Gaussian(torch.zeros(1, dtype=FLOAT), torch.full((1,), c, dtype=FLOAT))
+    exact = Gaussian(torch.zeros(1, dtype=FLOAT), torch.full((1,), c, dtype=FLOAT))
 
     def state(level: Level) -> Tensor:
         return torch.full((1, 1), math.sqrt(level.alpha**2 * c + level.sigma**2), dtype=FLOAT)
 
     errors = []
     for steps in (8, 16):
-        levels = GRIDS["logsnr-min"](schedule, steps)
-        path = Trajectory(levels, tuple(map(state, levels)), tuple(model(state(level), level) for level in levels[:-1]))
+        levels = GRIDS["logsnr"](schedule, steps)
+        path = Trajectory(levels, tuple(map(state, levels)), tuple(exact(state(level), level) for level in levels[:-1]))
         assert all(torch.equal(path(level), state(level)) for level in levels)
         inside = [levels.between(i, 0.5) for i in range(steps - 1)]
         errors.append(max(abs(float(path(level) / state(level)) - 1.0) for level in inside))
@@ -154,29 +182,41 @@ def test_a_path_can_be_read_between_its_levels_at_fourth_order(schedule: Schedul
 
 
 def test_a_path_does_not_reach_beyond_its_ends():
-    measured = surveyed(EDM(), range(4), 20, to_zero=False)
+    short = fine(EDM(), range(4), 20, to_zero=False)
     with pytest.raises(ValueError, match="the fine trajectory goes from"):
-        measured.path(EDM().level(90.0))
+        short.trajectory(EDM().level(90.0))
     with pytest.raises(ValueError, match="the fine trajectory goes from"):
         calibrate(
-            Spectral(), DDIM(), EDM(), 4, (1, 8), recipe=Recipe(grid=GRIDS["edm"]), measured=measured, dtype=FLOAT
+            model(EDM()), 4, "ddim", recipe=Recipe(grid=GRIDS["edm-to-zero"], search=None, rivals=()), reference=short
         )
 
 
-def test_runs_end_where_the_survey_ended():
-    down, short = surveyed(EDM(), range(4), 20), surveyed(EDM(), range(4), 20, to_zero=False)
-    assert down.grid()(EDM(), 4)[-1].sigma == 0.0
-    assert short.grid()(EDM(), 4)[-1].sigma == EDM().t_min
+def test_runs_end_where_the_reference_ended():
+    down, short = fine(EDM(), range(4), 20), fine(EDM(), range(4), 20, to_zero=False)
+    assert GaussianDensity()(down)(EDM(), 4)[-1].sigma == 0.0
+    assert GaussianDensity()(short)(EDM(), 4)[-1].sigma == EDM().t_min
     assert (EDM().ends_above_pixel_noise, EDM(0.02, 80.0).ends_above_pixel_noise) == (False, True)
 
 
 def test_aligned_states_follow_the_fine_trajectory():
-    measured = MEASURED["edm"]
-    levels = measured.grid()(EDM(), 5)
-    x = noise(measured.seeds, (1, 8), levels[0], FLOAT)
-    out = sample(Spectral(), x, levels, DDIM(), EXACT(measured), capture=True)
+    reference = REFERENCES["edm"]
+    levels = GaussianDensity()(reference)(EDM(), 5)
+    x = noise(reference.seeds, (1, 8), levels[0], FLOAT)
+    out = sample(Spectral(), x, levels, DDIM(), EXACT(reference), capture=True)
     for level, state in zip(levels, out.trajectory, strict=True):
-        torch.testing.assert_close(state, measured.path(level), rtol=1e-3, atol=1e-3 * float(state.std()))
+        torch.testing.assert_close(state, reference.trajectory(level), rtol=1e-3, atol=1e-3 * float(state.std()))
+
+
+def test_a_large_trajectory_is_kept_in_half_precision(monkeypatch):
+    monkeypatch.setattr("steindiff.reference.LARGE", 100)
+    small = Model(Gaussian(torch.zeros(1, 8), torch.ones(1, 8)), EDM(), (1, 8))
+    halved = reference_run(small, range(4), steps=6)
+    monkeypatch.undo()
+    whole = reference_run(small, range(4), steps=6)
+    assert halved.trajectory.states[1].dtype == torch.float16
+    assert torch.equal(halved.samples, whole.samples)
+    level = EDM().level(3.0)
+    torch.testing.assert_close(halved.trajectory(level), whole.trajectory(level), rtol=5e-3, atol=5e-3)
 
 
 def test_differences_are_of_the_newest_images():
@@ -188,16 +228,17 @@ def test_differences_are_of_the_newest_images():
 
 def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
     """x_next = r x + b (ρ D + τ_1 (D − D') + τ_2 (D' − D'')), by hand; plain where the run is too young for its τ."""
-    levels = GRIDS["edm"](EDM(), 4)
+    levels = GRIDS["edm-to-zero"](EDM(), 4)
     basis = Identity((2,))
     rho, tau = (1.1,), ((0.5,), (-0.25,))
-    calibration = Calibration(DDIM(), levels, basis, (rho,) * 4, (1.0,) * 4, tau=((), tau, tau, tau))
-    model = Gaussian(torch.zeros(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT))
+    steps = tuple(StepWeights(rho, () if i == 0 else tau) for i in range(4))
+    calibration = Calibration(solver=DDIM(), levels=levels, basis=basis, steps=steps)
+    exact = Gaussian(torch.zeros(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT))
     x = noise([3], (2,), levels[0], FLOAT)
-    out = sample(model, x, levels, DDIM(), WithHook(lambda *_: None, Replay(calibration)), capture=True)
+    out = sample(exact, x, levels, DDIM(), WithHook(lambda *_: None, calibration.replay()), capture=True)
     known: list[Tensor] = []
     for i, (s, t) in enumerate(pairwise(levels)):
-        known.insert(0, model(x, s))
+        known.insert(0, exact(x, s))
         r = t.sigma / s.sigma
         d = known[0]
         if i == 0:
@@ -212,11 +253,11 @@ def test_replay_uses_earlier_evaluations_also_under_a_solver_without_memory():
 def test_replay_keeps_its_precision_where_the_host_lowers_that_of_its_network():
     levels = GRIDS["edm"](EDM(), 3)
     calibration = random_calibration(levels, DDIM(), (3, 8, 8))
-    model = Gaussian(torch.zeros(3, 8, 8), torch.ones(3, 8, 8))
+    exact = Gaussian(torch.zeros(3, 8, 8), torch.ones(3, 8, 8))
     x = noise([3], (3, 8, 8), levels[0])
-    plain = sample(model, x, levels, DDIM(), Replay(calibration)).x
+    plain = sample(exact, x, levels, DDIM(), calibration.replay()).x
     with torch.autocast("cpu", torch.bfloat16):
-        lowered = sample(model, x, levels, DDIM(), Replay(calibration)).x
+        lowered = sample(exact, x, levels, DDIM(), calibration.replay()).x
     assert torch.equal(plain, lowered)
 
 
@@ -224,12 +265,12 @@ def test_replay_keeps_its_precision_where_the_host_lowers_that_of_its_network():
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
 def test_replay_of_a_table_is_replay_of_its_candidate(solver: Solver, schedule: Schedule):
     """The loop replays the solver's row itself, a host's scheduler only its result: both are one formula."""
-    levels = GRIDS["logsnr-min"](schedule, 5)
-    replay = Replay(random_calibration(levels, solver, (3, 8, 8)))
-    model = Gaussian(torch.full((3, 8, 8), 0.3, dtype=FLOAT), torch.linspace(0.1, 1, 192, dtype=FLOAT).view(3, 8, 8))
+    levels = GRIDS["logsnr"](schedule, 5)
+    replay = random_calibration(levels, solver, (3, 8, 8)).replay()
+    exact = Gaussian(torch.full((3, 8, 8), 0.3, dtype=FLOAT), torch.linspace(0.1, 1, 192, dtype=FLOAT).view(3, 8, 8))
     x, history = noise(range(2), (3, 8, 8), levels[0], FLOAT), ()
     for i in range(levels.steps):
-        step = Step(solver.tableau(levels, i), model, history)
+        step = Step(solver.tableau(levels, i), exact, history)
         made, evaluations, *_ = replay(step, x, levels, i)
         candidate, _ = step(x)
         torch.testing.assert_close(made, replay.apply(i, x, candidate, levels, latest(evaluations, history)))
@@ -238,12 +279,13 @@ def test_replay_of_a_table_is_replay_of_its_candidate(solver: Solver, schedule: 
 
 
 @pytest.mark.parametrize("name", ["below", "bound", "significance", "terms", "tail", "ridge"])
-def test_bad_settings_are_named(name: str):
-    with pytest.raises(ValueError, match=f"{name} = -1: allowed are numbers >= "):
-        Alignment(BASIS, MEASURED["edm"].path, **{name: -1})
+@pytest.mark.parametrize("value", [-1, math.nan])
+def test_bad_settings_are_named(name: str, value: float):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["bound", "tail", "ridge"])
 def test_settings_that_would_undo_the_fit_are_named(name: str):
-    with pytest.raises(ValueError, match=f"{name} = inf: allowed are finite numbers"):
-        Alignment(BASIS, MEASURED["edm"].path, **{name: math.inf})
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups, **{name: math.inf})

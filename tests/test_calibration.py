@@ -12,22 +12,38 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from problems import FLOAT, gaussian, mixture
-from steindiff import GRIDS, SCHEDULES, SOLVERS, Levels, noise, sample
+from problems import FLOAT, gaussian
+from steindiff import (
+    EDM,
+    GRIDS,
+    SCHEDULES,
+    SOLVERS,
+    VP,
+    Calibration,
+    Flow,
+    Level,
+    Levels,
+    Model,
+    Recipe,
+    ReferenceRun,
+    Schedule,
+    Solver,
+    StepWeights,
+    calibrate,
+    noise,
+    reference_run,
+    sample,
+)
 from steindiff._serialization import checksum
 from steindiff.bases import DCT, Basis, Identity
-from steindiff.calibrating import ByEnergy, Recipe, SteinEnergy, calibrate
-from steindiff.calibration import Calibration
-from steindiff.corrections.alignment import mismatch
+from steindiff.calibrating import ByEnergy
 from steindiff.corrections.balance import Balance, balance
-from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Gaussian, Guided
 from steindiff.denoisers.batched import Batched
+from steindiff.grids.logsnr import LogSNR
 from steindiff.grids.stein import Stein
-from steindiff.levels import Level
-from steindiff.reference_run import ReferenceRun, conditioned, reference_run
-from steindiff.schedules import EDM, VP, Flow, Schedule
-from steindiff.solvers import DDIM, DPMSolverMultistep, Solver
+from steindiff.solvers import DDIM, DPMSolverMultistep
+from steindiff.stein_probes import ProbedLevel, SteinDensity, SteinEnergy, SteinProbes
 from steindiff.tableau import Step
 
 BASIS = DCT((1, 12))
@@ -55,66 +71,55 @@ def energies(x: Tensor, basis: Basis = BASIS) -> Tensor:
     return basis.average(basis.forward(x).square()).mean(0)
 
 
-def surveyed(schedule: Schedule, num: int = 4000) -> ReferenceRun:
-    return reference_run(
-        Spectral(),
-        schedule,
-        (1, 12),
-        seeds=range(num),
-        steps=60,
-        probe_samples=num,
-        batch=num,
-        basis=BASIS,
-        dtype=FLOAT,
-    )
+def model(schedule: Schedule) -> Model:
+    return Model(Spectral(), schedule, (1, 12), dtype=FLOAT)
 
 
-MEASURED = {name: surveyed(SCHEDULES[name]) for name in ("edm", "vp", "flow")}
-schedules = pytest.mark.parametrize("name", MEASURED)
+def fine(schedule: Schedule, num: int = 4000) -> ReferenceRun:
+    return reference_run(model(schedule), range(num), steps=60, batch=num, basis=BASIS)
+
+
+REFERENCES = {name: fine(SCHEDULES[name]) for name in ("edm", "vp", "flow")}
+PROBED: dict[str, tuple[ProbedLevel, ...]] = {name: SteinProbes(samples=4000)(r) for name, r in REFERENCES.items()}
+schedules = pytest.mark.parametrize("name", REFERENCES)
+FITTED = Recipe(search=None, rivals=())
 
 
 @schedules
 def test_clean_energy_is_the_true_spectrum_at_every_level(name: str):
     """M_f = E|D_f|² + (σ²/α) E J_ff: reference-free, whatever the level it is read at."""
-    for station in MEASURED[name].probe_levels:
-        values = station.clean_energy()
+    for probed in PROBED[name]:
+        values = probed.clean_energy()
         error = values.std(0) / len(values) ** 0.5
-        assert bool(((values.mean(0) - SPECTRUM).abs() < 5 * error + 0.03 * SPECTRUM).all()), station.level
+        assert bool(((values.mean(0) - SPECTRUM).abs() < 5 * error + 0.03 * SPECTRUM).all()), probed.level
 
 
 @schedules
 def test_self_energy_is_the_true_spectrum(name: str):
-    torch.testing.assert_close(MEASURED[name].self_energy().mean(0), SPECTRUM, rtol=0.1, atol=0)
+    torch.testing.assert_close(REFERENCES[name].self_energy().mean(0), SPECTRUM, rtol=0.1, atol=0)
+    torch.testing.assert_close(REFERENCES[name].variances(), SPECTRUM, rtol=0.1, atol=0)
 
 
 @schedules
 def test_cost_is_sigma_squared_trace_of_the_squared_jacobian(name: str):
-    for station in MEASURED[name].probe_levels:
-        exact = float(Spectral().gain(station.level).square().sum())
-        error = float(station.square.std()) / len(station.square) ** 0.5
-        assert abs(float(station.square.mean()) - exact) < 5 * error + 1e-9
-        assert station.cost() == pytest.approx(station.level.sigma**2 * exact, rel=0.02)
+    for probed in PROBED[name]:
+        exact = float(Spectral().gain(probed.level).square().sum())
+        error = float(probed.square.std()) / len(probed.square) ** 0.5
+        assert abs(float(probed.square.mean()) - exact) < 5 * error + 1e-9
+        assert probed.cost() == pytest.approx(probed.level.sigma**2 * exact, rel=0.02)
 
 
 @schedules
-def test_a_survey_counts_its_cost(name: str):
-    measured = MEASURED[name]
-    assert measured.network_calls == 60 + 10
-    assert measured.backward_passes == 10 * 2
-    assert measured.sigma_data == pytest.approx(math.sqrt(float(SPECTRUM.mean())), rel=0.05)
+def test_a_reference_run_counts_its_cost(name: str):
+    reference = REFERENCES[name]
+    assert reference.network_calls == 60
+    assert reference.sigma_data == pytest.approx(math.sqrt(float(SPECTRUM.mean())), rel=0.05)
 
 
-def test_a_guided_survey_counts_both_networks():
+def test_a_guided_reference_run_counts_both_networks():
     guided = Guided(gaussian().denoiser, gaussian().denoiser, 2.0)
-    size = gaussian().denoiser.mean.shape
-    measured = reference_run(
-        guided, EDM(), size, seeds=range(6), steps=5, probe_levels=2, probe_samples=4, batch=3, dtype=FLOAT
-    )
-    assert measured.network_calls == guided.calls == 2 * 2 * (5 + 2)  # networks, parts, steps and probed levels
-
-
-def test_the_record_of_a_fit_is_the_same_in_every_process():
-    assert repr(ByEnergy()) == "ByEnergy(energy=SelfEnergy(), below=2.0, bound=4.0, significance=2.0)"
+    subject = Model(guided, EDM(), tuple(gaussian().denoiser.mean.shape), dtype=FLOAT)
+    assert reference_run(subject, range(6), steps=5, batch=3).network_calls == guided.calls == 2 * 2 * 5
 
 
 @pytest.mark.parametrize("schedule", [EDM(), VP(), Flow()], ids=["edm", "vp", "flow"])
@@ -153,7 +158,7 @@ def test_rho_tends_to_one_with_the_order_of_the_solver(solver: str, order: int):
     model = Gaussian(torch.zeros(1, dtype=FLOAT), c[0])
     gaps = []
     for steps in (32, 64):
-        levels = GRIDS["logsnr-min"](EDM(0.1, 5.0), steps)
+        levels = LogSNR(to_zero=False)(EDM(0.1, 5.0), steps)
         x = torch.full((1, 1), math.sqrt(0.3 + 25.0), dtype=FLOAT)  # one state of the marginal's own energy
         out = sample(model, x, levels, SOLVERS[solver], Balance(Identity((1,)), c, significance=0.0))
         gaps.append(abs(float(out.statistics[steps // 2]["rho"]) - 1.0))
@@ -164,172 +169,108 @@ def test_rho_tends_to_one_with_the_order_of_the_solver(solver: str, order: int):
 @schedules
 def test_calibrated_samples_have_the_true_spectrum(name: str, solver: str):
     """On seeds the calibration never saw, at 5 or 6 evaluations."""
-    schedule, model = SCHEDULES[name], Spectral()
-    nfe = 6 if (name, solver) == ("edm", "heun") else 5  # which ends at its smallest σ: two evaluations a step
-    facts = {"measured": MEASURED[name], "batch": 4000, "dtype": FLOAT}
-    found = calibrate(model, SOLVERS[solver], schedule, nfe, (1, 12), recipe=Recipe(tolerance=0), **facts)
+    nfe = 6 if solver == "heun" and name != "vp" else 5  # which ends at its smallest σ: two evaluations a step
+    found = calibrate(model(SCHEDULES[name]), nfe, solver, recipe=FITTED, reference=REFERENCES[name], batch=4000)
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
-    plain = energies(sample(model, x, found.levels, SOLVERS[solver]).x)
-    replayed = energies(sample(model, x, found.levels, SOLVERS[solver], Replay(found)).x)
+    plain = energies(sample(Spectral(), x, found.levels, SOLVERS[solver]).x)
+    replayed = energies(sample(Spectral(), x, found.levels, SOLVERS[solver], found.replay()).x)
     torch.testing.assert_close(replayed, SPECTRUM, rtol=0.15, atol=0)
     gap, before = ((x / SPECTRUM).log().abs().mean().item() for x in (replayed, plain))
     assert gap < max(0.5 * before, 0.04)
 
 
-def test_reference_free_energy_serves_too():
-    model = Spectral()
-    found = calibrate(
-        model,
-        DDIM(),
-        EDM(),
-        5,
-        (1, 12),
-        recipe=Recipe(fit=ByEnergy(SteinEnergy(0.5))),
-        measured=MEASURED["edm"],
-        batch=4000,
-        dtype=FLOAT,
+def test_reference_free_energy_and_the_stein_grid_serve_too():
+    recipe = Recipe(
+        fit=ByEnergy(SteinEnergy(0.5, SteinProbes(samples=4000))), grid=SteinDensity(), search=None, rivals=()
     )
+    found = calibrate(model(EDM()), 5, DDIM(), recipe=recipe, reference=REFERENCES["edm"], batch=4000)
     x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
-    torch.testing.assert_close(
-        energies(sample(model, x, found.levels, DDIM(), Replay(found)).x), SPECTRUM, rtol=0.2, atol=0
-    )
+    made = energies(sample(Spectral(), x, found.levels, DDIM(), found.replay()).x)
+    torch.testing.assert_close(made, SPECTRUM, rtol=0.2, atol=0)
 
 
 def test_many_steps_are_left_all_but_alone():
-    """Where the solver is as good as the survey, most bands are within their own error and none is far from 1."""
-    found = calibrate(
-        Spectral(),
-        SOLVERS["unipc-bh2-3"],
-        EDM(),
-        40,
-        (1, 12),
-        recipe=Recipe(grid=GRIDS["edm"], fit=ByEnergy(), tolerance=0),
-        measured=MEASURED["edm"],
-        batch=4000,
-        dtype=FLOAT,
-    )
-    touched = sum(value != 1.0 for row in found.rho for value in row)
+    """Where the solver is as good as the reference, most bands are within their own error and none is far from 1."""
+    recipe = Recipe(grid=GRIDS["edm"], fit=ByEnergy(), search=None, rivals=())
+    found = calibrate(model(EDM()), 40, "unipc-bh2-3", recipe=recipe, reference=REFERENCES["edm"], batch=4000)
+    touched = sum(value != 1.0 for step in found.steps for value in step.rho)
     assert touched < 0.5 * 40 * BASIS.bands
-    assert all(abs(value - 1.0) < 0.02 for row in found.rho for value in row)
-
-
-@schedules
-def test_a_solver_as_good_as_the_survey_is_kept_as_it_is(name: str):
-    schedule, measured, model = SCHEDULES[name], MEASURED[name], Spectral()
-    facts = {"measured": measured, "batch": 4000, "dtype": FLOAT}
-    solver = SOLVERS["unipc-bh2-3"]
-    kept, few, forced = (
-        calibrate(model, solver, schedule, nfe, (1, 12), recipe=recipe, **facts)
-        for nfe, recipe in ((20, Recipe()), (4, Recipe()), (20, Recipe(tolerance=0)))
-    )
-    assert not any(kept.rho)
-    assert (kept.settings["fit"], kept.settings["grid"]) == ("Plain()", "Stein, power 0.0")
-    assert kept.levels.levels == solver.levels(measured.grid(0.0), schedule, 20).levels
-    assert any(few.rho)
-    assert any(forced.rho)
-    x = noise(measured.own, (1, 12), kept.levels[0], FLOAT)
-    replayed = sample(model, x, kept.levels, solver, Replay(kept)).x
-    assert mismatch(BASIS, replayed, measured.samples) <= 0.01
-    # Both runs of the one that was corrected are counted, and the one run of the one that was not.
-    spent = [made.settings["network_calls"] - measured.network_calls for made in (kept, few, forced)]
-    assert spent == [20, 8, 20]
-
-
-@schedules
-def test_a_late_start_is_measured_in_root_energies_of_the_strongest_band(name: str, tmp_path):
-    schedule, measured, model = SCHEDULES[name], MEASURED[name], Spectral()
-    assert measured.peak_band_rms == pytest.approx(float(SPECTRUM.max().sqrt()), rel=0.1)
-    facts = {"measured": measured, "batch": 4000, "dtype": FLOAT}
-    found = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=3.0, tolerance=0), **facts)
-    assert found.levels[0].ratio == pytest.approx(3.0 * measured.peak_band_rms)
-    assert (found.levels.schedule, found.nfe, found.settings["start"]) == (schedule, 4, 3.0)
-    found.save(tmp_path / "late.json")
-    assert Calibration.load(tmp_path / "late.json").levels == found.levels
-    x = noise(range(10_000, 14_000), (1, 12), found.levels[0], FLOAT)
-    replayed = energies(sample(model, x, found.levels, DDIM(), Replay(found)).x)
-    torch.testing.assert_close(replayed, SPECTRUM, rtol=0.15, atol=0)
-    with pytest.raises(ValueError, match=r"start = 1e-09: sigma/alpha = .* is below the schedule's smallest"):
-        calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=1e-9), **facts)
-    if math.isfinite(schedule.ratio_max):  # beyond the schedule's own first level there is nothing to begin with
-        whole = calibrate(model, DDIM(), schedule, 4, (1, 12), recipe=Recipe(start=1e9, tolerance=0), **facts)
-        assert (whole.levels[0], whole.settings["start"]) == (schedule.level(schedule.t_max), None)
-
-
-def test_energy_alone_needs_no_trajectory_to_the_end_of_its_grid():
-    """The survey ends at the smallest σ and the grid at 0: there is nothing to compare the plain run with."""
-    facts = {"measured": MEASURED["edm"], "batch": 4000, "dtype": FLOAT}
-    assert MEASURED["edm"].path.levels[-1].sigma > 0.0
-    found = calibrate(Spectral(), DDIM(), EDM(), 4, (1, 12), recipe=Recipe(grid=GRIDS["edm"], fit=ByEnergy()), **facts)
-    assert any(found.rho)
-
-
-def test_mismatch_is_a_share_of_energy_and_a_gap_in_its_logarithm():
-    goal = torch.randn(500, 1, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
-    assert mismatch(BASIS, goal, goal) == 0.0
-    # Every band of every sample is wrong by a tenth: 0.01 |y|²/(|y|² + tail E|y|²), and without a tail 0.01 itself.
-    gap = math.log(1.21) ** 2
-    assert mismatch(BASIS, 1.1 * goal, goal, tail=0.0) == pytest.approx(0.01 + gap)
-    assert gap < mismatch(BASIS, 1.1 * goal, goal) < 0.01 + gap
-    # Other samples of the same energy are wrong by twice it, and nothing is missing.
-    other = goal.roll(1, 0) * torch.where(torch.arange(500) % 2 == 0, 1.0, -1.0).reshape(-1, 1, 1)
-    assert mismatch(BASIS, other, goal, tail=1e6) * 1e6 == pytest.approx(2.0, rel=0.05)
+    assert all(abs(value - 1.0) < 0.02 for step in found.steps for value in step.rho)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
 def test_an_empty_calibration_is_the_plain_solver_to_the_bit(solver: Solver):
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     x = noise(range(6), (1, 12), levels[0])
-    model = Gaussian(torch.zeros(1, 12), SPECTRUM.float()[None])
-    plain = sample(model, x, levels, solver, capture=True)
-    replayed = sample(model, x, levels, solver, Replay(Calibration.empty(solver, levels, BASIS)), capture=True)
+    exact = Gaussian(torch.zeros(1, 12), SPECTRUM.float()[None])
+    plain = sample(exact, x, levels, solver, capture=True)
+    replayed = sample(exact, x, levels, solver, Calibration.empty(solver, levels, BASIS).replay(), capture=True)
     assert all(torch.equal(a, b) for a, b in zip(plain.trajectory, replayed.trajectory, strict=True))
     assert (replayed.nfe, replayed.network_calls, replayed.backward_passes) == (plain.nfe, plain.network_calls, 0)
 
 
 @pytest.fixture(scope="module")
 def found() -> Calibration:
-    model = Spectral()
-    return calibrate(
-        model,
-        DPMSolverMultistep(2),
-        EDM(),
-        5,
-        (1, 12),
-        measured=MEASURED["edm"],
-        batch=4000,
-        dtype=FLOAT,
-        settings={"guidance": 1.0},
-    )
+    return calibrate(model(EDM()), 5, recipe=FITTED, reference=REFERENCES["edm"], batch=4000)
 
 
 def test_replay_does_not_tie_a_sample_to_its_batch(found: Calibration):
     x = noise(range(9), (1, 12), found.levels[0], FLOAT)
-    together = sample(Spectral(), x, found.levels, found.solver, Replay(found)).x
+    together = sample(Spectral(), x, found.levels, found.solver, found.replay()).x
     for k in (0, 4, 8):
-        alone = sample(Spectral(), x[k : k + 1], found.levels, found.solver, Replay(found)).x
+        alone = sample(Spectral(), x[k : k + 1], found.levels, found.solver, found.replay()).x
         torch.testing.assert_close(alone[0], together[k], rtol=1e-12, atol=1e-12)
 
 
 def test_replay_applies_gamma(found: Calibration):
-    half = Calibration(found.solver, found.levels, BASIS, ((),) * 5, (1.0, 0.5, 1.0, 1.0, 1.0))
+    steps = tuple(StepWeights(gamma=gamma) for gamma in (1.0, 0.5, 1.0, 1.0, 1.0))
+    half = Calibration(solver=found.solver, levels=found.levels, basis=BASIS, steps=steps)
     x = noise([1], (1, 12), found.levels[0], FLOAT)
     plain = sample(Spectral(), x, found.levels, found.solver, capture=True).trajectory
-    damped = sample(Spectral(), x, found.levels, found.solver, Replay(half), capture=True).trajectory
+    damped = sample(Spectral(), x, found.levels, found.solver, half.replay(), capture=True).trajectory
     torch.testing.assert_close(damped[2], 0.5 * plain[1] + 0.5 * plain[2])
 
 
 def test_replay_refuses_other_levels_and_shapes(found: Calibration):
     other = GRIDS["edm"](EDM(), 5)
-    with pytest.raises(ValueError, match="levels: not those of the calibration"):
-        sample(Spectral(), noise([1], (1, 12), other[0], FLOAT), other, found.solver, Replay(found))
-    with pytest.raises(ValueError, match=r"samples of shape \(2, 12\), calibrated for \(1, 12\)"):
+    with pytest.raises(ValueError, match="levels must be those of the calibration"):
+        sample(Spectral(), noise([1], (1, 12), other[0], FLOAT), other, found.solver, found.replay())
+    with pytest.raises(ValueError, match=r"samples of shape \(1, 12\), got \(2, 12\)"):
         sample(
             Gaussian(torch.zeros(2, 12), torch.ones(2, 12)),
             noise([1], (2, 12), other[0]),
             found.levels,
             found.solver,
-            Replay(found),
+            found.replay(),
         )
+
+
+@pytest.mark.parametrize("other", ["dpmpp-3m", "heun", "ddim"])
+def test_replay_refuses_another_solver(found: Calibration, other: str):
+    x = noise([1], (1, 12), found.levels[0], FLOAT)
+    with pytest.raises(ValueError, match="solver must be the one the steps were fitted with, DPMSolverMultistep"):
+        sample(Spectral(), x, found.levels, SOLVERS[other], found.replay())
+
+
+def test_a_sampler_refuses_another_model_guidance_or_shape_unless_told_not_to(found: Calibration):
+    assert found.sampler()(model(EDM()), range(2)).nfe == 5
+    weaker = Model(Spectral(spectrum=0.1 * SPECTRUM), EDM(), (1, 12), dtype=FLOAT)
+    with pytest.raises(ValueError, match=r"network: its answer differs by \d+"):
+        found.sampler()(weaker, range(2))
+    assert found.sampler(check=False)(weaker, range(2)).nfe == 5
+    guided = Model(Guided(Spectral(), Spectral(), 2.0), EDM(), (1, 12), dtype=FLOAT)
+    with pytest.raises(ValueError, match=r"guidance: measured with 1.0, asked for 2.0"):
+        found.sampler()(guided, range(2))
+    with pytest.raises(ValueError, match="schedule: measured on EDM, the model has VP"):
+        found.sampler()(model(VP()), range(2))
+
+
+def test_the_model_is_recognised_by_one_evaluation_once(found: Calibration):
+    subject = model(EDM())
+    first = found.sampler()(subject, range(2))
+    assert subject.denoiser.calls == first.network_calls + 1
+    found.sampler()(subject, range(2))
+    assert subject.denoiser.calls == 2 * first.network_calls + 1
 
 
 def test_the_file_round_trips_and_is_small(found: Calibration, tmp_path):
@@ -341,7 +282,7 @@ def test_the_file_round_trips_and_is_small(found: Calibration, tmp_path):
     assert path.stat().st_size < 10_000
     assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
     x = noise([1, 2], (1, 12), found.levels[0], FLOAT)
-    a, b = (sample(Spectral(), x, c.levels, c.solver, Replay(c)).x for c in (found, again))
+    a, b = (sample(Spectral(), x, c.levels, c.solver, c.replay()).x for c in (found, again))
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -350,25 +291,32 @@ def resign(content: dict) -> dict:
     return {**body, "sha256": checksum(body)}
 
 
+def with_step(content: dict, **changes) -> dict:
+    first, *rest = content["steps"]
+    first = {**first, "tau": [first["rho"]], **changes}
+    return {**content, "steps": [first, *rest]}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: {}, "'format' is missing"),
-        (lambda c: resign({**c, "format": 99}), "format = 99: this version reads 2 only"),
+        (lambda c: {}, "must be a JSON object with 'format'"),
+        (lambda c: resign({**c, "format": 99}), "format = 99: this version reads calibrations of format 2 and 3"),
         (lambda c: {**c, "nfe": 6}, "altered or is damaged"),
-        (lambda c: resign({**c, "nfe": 6}), "nfe = 6: solver and levels make 5"),
-        (lambda c: resign({k: v for k, v in c.items() if k != "rho"}), "fields missing: rho"),
-        (lambda c: resign({**c, "solver": {"kind": "os.system"}}), "solver: kind = 'os.system', allowed are DDIM"),
-        (lambda c: resign({**c, "solver": {"kind": "DDIM", "cmd": 1}}), r"solver: unknown fields \['cmd'\]"),
-        (lambda c: resign({**c, "solver": {"kind": "DPMSolverMultistep", "nominal_order": 9}}), "order = 9"),
+        (lambda c: resign({**c, "nfe": 6}), "nfe must be 5"),
+        (lambda c: resign({k: v for k, v in c.items() if k != "steps"}), r"misses \['steps'\]"),
+        (lambda c: resign({**c, "solver": {"kind": "os.system"}}), "os.system"),
+        (lambda c: resign({**c, "solver": {"kind": "DDIM", "cmd": 1}}), "cmd"),
+        (lambda c: resign({**c, "solver": {"kind": "DPMSolverMultistep", "nominal_order": 9}}), "9"),
         (lambda c: resign({**c, "levels": c["levels"][::-1]}), "must strictly decrease|does not lie below"),
-        (lambda c: resign({**c, "rho": c["rho"][:2]}), "2 and 5 entries for 5 steps"),
-        (lambda c: resign({**c, "tau": c["tau"][:2]}), "tau: 2 entries for 5 steps"),
-        (lambda c: resign({**c, "tau": [[[1.0]]] * 5}), r"tau\[0\]: need rows of 12 finite numbers"),
-        (lambda c: resign({**c, "rho": [[]] * 5}), r"tau\[\d\]: given for a step without rho"),
-        (lambda c: resign({**c, "rho": [[1.0]] * 5}), r"rho\[0\]: need 12 finite numbers"),
-        (lambda c: resign({**c, "gamma": ["x"] * 5}), "x"),
-        (lambda c: [], "'format' is missing"),
+        (lambda c: resign({**c, "levels": [[*row[:3], 0.0] for row in c["levels"]]}), "told must be finite and > 0"),
+        (lambda c: resign({**c, "steps": c["steps"][:2]}), "must hold 5 entries, one a step, got 2"),
+        (lambda c: resign(with_step(c, tau=[[1.0]])), r"steps\[0\].tau\[0\] must hold 12 finite numbers, got 1"),
+        (lambda c: resign(with_step(c, rho=[])), r"steps\[0\].tau needs a rho|must hold"),
+        (lambda c: resign(with_step(c, rho=[1.0])), r"steps\[0\].rho must hold 12 finite numbers, got 1"),
+        (lambda c: resign(with_step(c, rho=["1.0"] * 12)), r"steps\[0\].rho must hold finite numbers"),
+        (lambda c: resign(with_step(c, gamma=True)), r"steps\[0\].gamma must hold finite numbers"),
+        (lambda c: [], "must be a JSON object with 'format'"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_refused(found: Calibration, tmp_path, change, message: str):
@@ -403,8 +351,8 @@ def test_no_file_does_more_than_be_refused(found: Calibration, tmp_path, data):
         Calibration.load(path)
     except ValueError:
         pass
-    else:  # only a change that means nothing may pass: an empty list of errors or fingerprints, equal settings
-        assert key in {"error", "model", "settings"} or content == found.to_dict()
+    else:  # only a change that means nothing may pass: an empty fingerprint, other facts
+        assert key in {"fingerprint", "conditions", "provenance"} or content == found.to_dict()
 
 
 def test_a_missing_file_is_an_os_error(tmp_path):
@@ -412,22 +360,33 @@ def test_a_missing_file_is_an_os_error(tmp_path):
         Calibration.load(tmp_path / "none.json")
 
 
-def test_check_names_everything_that_differs(found: Calibration):
-    found.check(denoiser=Spectral(), solver=DPMSolverMultistep(2), nfe=5, shape=(1, 12), settings={"guidance": 1.0})
-    with pytest.raises(
-        ValueError, match=r"solver: measured with .*; nfe: measured for 5, asked for 6; shape: .*; guidance"
-    ):
-        found.check(solver=DDIM(), nfe=6, shape=(3, 12), settings={"guidance": 7.5})
-    with pytest.raises(ValueError, match=r"model: fingerprint differs by \d+"):
-        found.check(denoiser=Spectral(spectrum=0.1 * SPECTRUM))
+def test_differences_name_everything(found: Calibration):
+    assert found.differences(solver=DPMSolverMultistep(2), nfe=5, shape=(1, 12), conditions={"guidance": 1.0}) == []
+    told = found.differences(solver=DDIM(), nfe=6, shape=(3, 12), conditions={"guidance": 7.5})
+    assert [text.split(":")[0] for text in told] == ["solver", "nfe", "shape", "guidance"]
+
+
+def test_a_file_of_format_2_is_read(found: Calibration, tmp_path):
+    """Parallel lists and one `settings`, as version 0.1 wrote them."""
+    new = found.to_dict()
+    old = {name: new[name] for name in ("solver", "nfe", "schedule", "basis")}
+    old |= {"format": 2, "levels": [row[:3] for row in new["levels"]], "gamma": [1.0] * 5, "model": new["fingerprint"]}
+    old |= {name: [step[name] for step in new["steps"]] for name in ("rho", "tau", "error")}
+    old["settings"] = {"guidance": 1.0, "samples": 64}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(resign(old)))
+    read = Calibration.load(path)
+    again = Calibration.from_dict(new)
+    assert (read.steps, read.levels, read.fingerprint) == (again.steps, again.levels, again.fingerprint)
+    assert (read.conditions, read.provenance) == ({"guidance": 1.0}, {"samples": 64})
 
 
 def test_the_stein_grid_follows_its_density():
     schedule = EDM(0.01, 100.0)
     flat = Stein(((-4.0, 3.0), (4.0, 3.0)), power=1.0, to_zero=False)(schedule, 8)
-    even = GRIDS["logsnr-min"](schedule, 8)
+    even = LogSNR(to_zero=False)(schedule, 8)
     assert [level.lam for level in flat] == pytest.approx([level.lam for level in even], abs=1e-6)
-    peaked = Stein(((-4.0, 1e-3), (0.0, 1.0), (4.0, 1e-3)), power=1.0)(schedule, 8)
+    peaked = Stein(((-4.0, 1e-3), (0.0, 1.0), (4.0, 1e-3)), power=1.0, to_zero=True)(schedule, 8)
     lams = [level.lam for level in peaked[:-1]]
     assert sum(abs(lam) < 1.0 for lam in lams) > sum(abs(level.lam) < 1.0 for level in even)
     assert peaked[-1].sigma == 0.0
@@ -438,7 +397,8 @@ def test_the_stein_grid_follows_its_density():
 @pytest.mark.parametrize("steps", [1, 2, 5, 20])
 @pytest.mark.parametrize("power", [0.0, 0.2, 1.0])
 def test_the_stein_grid_works_for_every_schedule_and_budget(name: str, steps: int, power: float):
-    levels = MEASURED[name].grid(power)(SCHEDULES[name], steps)
+    knots = tuple((probed.level.lam, probed.cost()) for probed in PROBED[name])
+    levels = Stein(knots, power)(SCHEDULES[name], steps)
     assert levels.steps == steps
     assert levels[0] == SCHEDULES[name].level(SCHEDULES[name].t_max)
 
@@ -451,7 +411,8 @@ def test_parts_of_a_batch_go_to_their_own_denoisers():
     whole = Batched([a, a], [3, 2])
     whole(x, level)
     assert whole.calls == 4  # two parts here, two before
-    assert [part.tolist() for part in conditioned(lambda seeds: a, range(5), 2)(x, level)] == [[0.0, 0.0]] * 5
+    subject = Model(lambda seeds: a, EDM(), (2,))
+    assert [part.tolist() for part in subject.denoiser_for(range(5), 2)(x, level)] == [[0.0, 0.0]] * 5
     with pytest.raises(ValueError, match="a batch of 5, but the parts hold 3 samples"):
         Batched([a], [3])(x, level)
 
@@ -463,30 +424,19 @@ def test_parts_of_a_batch_go_to_their_own_denoisers():
         (lambda: Stein(((0.0, 1.0),)), "at least two"),
         (lambda: Stein(((0.0, 1.0), (0.0, 1.0))), "strictly increasing"),
         (lambda: Stein(((0.0, 1.0), (1.0, -1.0))), "cost finite and > 0"),
-        (lambda: Stein(((0.0, 1.0), (1.0, 1.0)), power=-1), "power = -1"),
-        (lambda: Recipe(tolerance=-1), "within = -1: allowed are numbers >= 0"),
-        (lambda: Recipe(start=0.0), "start = 0.0: allowed are finite numbers > 0, and None"),
-        (lambda: Recipe(start=math.inf), "start = inf: allowed are finite numbers"),
-        (lambda: Recipe(tolerance=math.nan), "within = nan"),
+        (lambda: Stein(((0.0, 1.0), (1.0, 1.0)), power=-1), "power must be >= 0"),
+        (lambda: Recipe(steps=1), "steps must be a whole number >= 2, got 1"),
+        (lambda: Recipe(seeds=range(2)), "seeds must hold at least 3"),
+        (lambda: SteinProbes(levels=1), "levels must be a whole number >= 2, got 1"),
+        (lambda: SteinProbes(samples=0), "samples must be"),
         (lambda: Balance(BASIS, torch.ones(3)), r"energy: shape \(3,\)"),
         (lambda: Balance(BASIS, torch.ones(1, 12), bound=0.5), "bound = 0.5"),
         (lambda: Balance(BASIS, torch.ones(1, 12), below=-1), "below = -1"),
         (lambda: Balance(BASIS, torch.ones(1, 12), significance=-1), "significance = -1"),
-        (
-            lambda: reference_run(mixture().denoiser, EDM(), (1,), probe_levels=1),
-            "probe_levels = 1: allowed are 0, and 2 to",
-        ),
-        (lambda: reference_run(mixture().denoiser, EDM(), (1,), probe_samples=100), "probe_samples = 100"),
-        (lambda: reference_run(mixture().denoiser, EDM(), (1,), batch=0), "batch = 0"),
-        (
-            lambda: reference_run(mixture().denoiser, EDM(), (1,), solver=SOLVERS["heun"]),
-            r"solver = Heun\(\): allowed are",
-        ),
-        (lambda: reference_run(mixture().denoiser, EDM(), (1,), solver=SOLVERS["unipc-bh2-2"]), "solver = UniPCBh2"),
-        (
-            lambda: SteinEnergy()(reference_run(mixture().denoiser, EDM(), (1,), probe_levels=0, dtype=FLOAT)),
-            "probe_levels = 0",
-        ),
+        (lambda: reference_run(model(EDM()), range(4), batch=0), "batch must be a whole number >= 1, got 0"),
+        (lambda: reference_run(model(EDM()), range(4), steps=1), "steps must be a whole number >= 2"),
+        (lambda: calibrate(model(EDM()), 0), "nfe must be a whole number >= 1, got 0"),
+        (lambda: calibrate(model(EDM()), 5, "heun"), "nfe must be one Heun"),
     ],
 )
 def test_bad_settings_are_named(build, message: str):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from damage import EDITS, Trap, edited, refusal
-from steindiff.metrics import Moments, frechet_distance, references
 from steindiff import _weights as weights
+from steindiff.metrics import Moments, frechet_distance, references
 
 TENSORS = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, dtype=torch.bool)}, metadata={"by": "test"})
 DTYPES = ["F32", "F16", "BF16", "BOOL", "U8", "I64", "F64", "F8_E4M3", "F6_E2M3", "U16", "C64", "X"]

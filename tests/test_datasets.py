@@ -16,10 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
+from steindiff import _weights as weights
 from steindiff import datasets
 from steindiff._files import sha256
 from steindiff.datasets import Dataset, Package, Unavailable
-from steindiff import _weights as weights
 
 
 @pytest.fixture(autouse=True)

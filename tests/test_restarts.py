@@ -15,7 +15,7 @@ from steindiff.denoisers import Denoiser, Gaussian, Mixture
 from steindiff.levels import Levels
 from steindiff.loop import sample
 from steindiff.model import Model
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 from steindiff.schedules import EDM
 from steindiff.solvers import SOLVERS, Solver
 

@@ -7,13 +7,10 @@ from functools import cache
 import torch
 from sklearn.datasets import load_digits
 
-from steindiff.calibrating import calibrate
-from steindiff.calibration import Calibration
-from steindiff.comparison import RandomFeatures, Subject
+from steindiff import EDM, Calibration, Model, Recipe, Search, Solver, calibrate
+from steindiff.comparison import Calibrated, Method, Yardstick, default_methods
 from steindiff.denoisers import Mixture
-from steindiff.metrics.frechet import Moments
-from steindiff.schedules import SCHEDULES
-from steindiff.solvers.base import Solver
+from steindiff.metrics import Moments, RandomFeatures
 
 SHAPE = (1, 8, 8)
 
@@ -29,19 +26,20 @@ def denoiser() -> Mixture:
     return Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data)))
 
 
+def model(**changes) -> Model:
+    return Model(changes.pop("denoiser", denoiser()), EDM(), SHAPE, name="digits", **changes)
+
+
 @cache
 def calibrated(solver: Solver, nfe: int) -> Calibration:
-    return calibrate(denoiser(), solver, SCHEDULES["edm"], nfe, SHAPE, seeds=range(32))
+    recipe = Recipe(seeds=range(32), steps=12, search=Search(iterations=1))
+    return calibrate(model(), nfe, solver, recipe=recipe)
 
 
-def subject(calibrations=calibrated) -> Subject:
+def methods(calibrations=lambda model, solver, nfe: calibrated(solver, nfe)) -> dict[str, Method]:
+    return default_methods() | {"calibrated": Calibrated(calibrations=calibrations)}
+
+
+def yardstick() -> Yardstick:
     features = RandomFeatures(1)
-    return Subject(
-        name="digits",
-        denoisers=lambda seeds: denoiser(),
-        schedule=SCHEDULES["edm"],
-        shape=SHAPE,
-        features=features,
-        reference=Moments.of(features(digits())),
-        calibrations=calibrations,
-    )
+    return Yardstick(features, Moments.of(features(digits())))

@@ -23,7 +23,7 @@ from steindiff.levels import Level, Levels
 from steindiff.loop import Cancelled, SampleResult, StepInfo, sample
 from steindiff.model import Model
 from steindiff.models import load, shipped_calibration
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import Sampler
 from steindiff.schedules import EDM, SCHEDULES, VE, VP, Cosine, Discrete, Flow, Schedule
 from steindiff.search import Search

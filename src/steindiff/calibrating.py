@@ -3,6 +3,7 @@ r"""Calibration: find once where to step, what to tell the network and how to co
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from steindiff.grids.uniform import UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
@@ -40,10 +41,8 @@ Energy = Callable[[ReferenceRun], Tensor]
 Density = Callable[[ReferenceRun], Grid]
 """A grid that depends on the model: `GaussianDensity()`, or `SteinDensity()`, which takes derivatives."""
 
-STARTS = (None, 2.0, 1.2)
-"""Where a search looks for its beginning: at the schedule's, or at this many root energies of the strongest band."""
-POWERS = (0.2, 0.35)
-"""Exponents of the density it begins with."""
+STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
+"""Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 BETTER = 0.97
@@ -64,7 +63,7 @@ class ByAlignment:
     r"""Align with the model's own fine trajectory and match its typical energy; see `corrections.alignment`.
 
     Args:
-        below: balance the energy of steps that end at σ/α <= below · σ_data.
+        below: balance the energy of steps that end at σ/α <= below · σ_data; ∞ all.
         bound: keep the energy factor in [1/bound, bound].
         significance: leave a band alone unless the correction exceeds this many standard errors.
         terms: how many differences of the latest denoised images to use.
@@ -72,10 +71,10 @@ class ByAlignment:
         ridge: pull towards the plain step.
     """
 
-    below: float = 2.0
+    below: float = math.inf
     bound: float = 4.0
     significance: float = 0.0
-    terms: int = 2
+    terms: int = 1
     tail: float = 0.1
     ridge: float = 1e-3
 
@@ -199,8 +198,9 @@ def calibrate_budgets(
         at_least("nfe", nfe, 1)
     if not isinstance(model, Model):
         raise TypeError(f"model must be a steindiff.Model, got {type(model).__name__}; wrap the denoiser in one")
+    to_zero = recipe.to_zero if reference is None else reference.to_zero
     for nfe in nfes:  # before anything is spent
-        levels_for(solver, LogSNR(to_zero=recipe.to_zero), model.schedule.finite_start(), nfe)
+        levels_for(solver, LogSNR(to_zero=to_zero), model.schedule.finite_start(), nfe)
 
     def step(info: StepInfo) -> bool | None:
         return None if callback is None else callback(Progress("reference", info.i + 1, info.steps))
@@ -346,16 +346,10 @@ class Budget:
         first = self.levels(grid(self.reference))
         if self.recipe.search is None:
             return [first]
-        starts = STARTS if self.recipe.search.start else (None,)
-        powers = POWERS if isinstance(grid, GaussianDensity) else (getattr(grid, "power", 0.2),)
         found = [first] if near is None else [first, resampled(near, first.steps)]
-        for start in starts:
-            for power in powers:
-                density = GaussianDensity(power) if isinstance(grid, GaussianDensity) else grid
-                levels = self.levels(density(self.reference), start)
-                if levels not in found:
-                    found.append(levels)
-        return found
+        if self.recipe.search.start:
+            found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
+        return list(dict.fromkeys(found))
 
     def judge(self, found: Sequence[Found], judges: Tensor) -> tuple[Found, dict[str, float]]:
         """The candidate to keep, by the mismatch of samples nothing was fitted to, and that of all of them."""

@@ -34,7 +34,7 @@ from steindiff.corrections.base import Correction
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import State, advance
-from steindiff.reference_run import ReferenceRun
+from steindiff.reference import ReferenceRun
 from steindiff.schedules.base import Schedule
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Evaluation
@@ -227,7 +227,7 @@ class Search:
         enough: stop when an iteration lowers J by less than this share.
     """
 
-    iterations: int = 4
+    iterations: int = 3
     levels: bool = True
     start: bool = True
     telling: bool = True

@@ -25,7 +25,7 @@ from steindiff.grids.stein import Stein
 from steindiff.levels import Level
 from steindiff.probes._pullback import Route, by_autograd, pullback
 from steindiff.probes.directions import Rademacher
-from steindiff.reference_run import ReferenceRun
+from steindiff.reference import ReferenceRun
 from steindiff.seeding import in_batches
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from steindiff import _weights as weights
 from steindiff import sample
 from steindiff.denoisers import Gaussian
 from steindiff.grids import Karras
@@ -20,7 +21,6 @@ from steindiff.integrations.score_sde import ve_denoiser, vp_denoiser
 from steindiff.probes._pullback import pullback
 from steindiff.schedules import EDM, VE, VP, SubVP
 from steindiff.solvers import Heun
-from steindiff import _weights as weights
 
 CLONE = """
 import torch

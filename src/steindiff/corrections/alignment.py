@@ -210,7 +210,8 @@ class Alignment(Correction):
             for j in range(i + 1):
                 product = basis.average(parts[i] * parts[j]) + basis.average(means[i] * means[j])
                 gram[:, i, j] = gram[:, j, i] = mean(weight * product)
-        pull = self.ridge * gram.diagonal(dim1=1, dim2=2) + TINY
+        own = gram.diagonal(dim1=1, dim2=2)
+        pull = (self.ridge + TINY) * own + TINY * own.sum(1, keepdim=True) + 1e-300
         sides = torch.stack([varying, constant + pull * stay], 2)
         solved = torch.linalg.solve(gram + torch.diag_embed(pull), sides)
         moving, fixed = solved[..., 0].T, solved[..., 1].T  # w = κ moving + fixed

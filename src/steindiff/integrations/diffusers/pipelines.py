@@ -47,7 +47,7 @@ from steindiff.integrations.identity import check_identity, identify
 from steindiff.levels import Level
 from steindiff.loop import StepInfo
 from steindiff.model import Model
-from steindiff.reference_run import ReferenceRun, reference_run
+from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Search
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2

@@ -1,0 +1,170 @@
+"""The tables of `docs/comparison.md`, from the records of `benchmarks/comparison.py` alone.
+
+    python benchmarks/comparison_tables.py
+
+Writes between the marks `table:comparison-…` of the page. Records judged by random features alone (`--quick`) are
+refused: they are for dry runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from comparison import BUDGETS, METHODS
+from pages import fill, rows
+
+ROOT = Path(__file__).parent.parent
+SOLVERS = {
+    "ddim": "DDIM",
+    "dpmpp-2m": "DPM-Solver++(2M)",
+    "dpmpp-3m": "DPM-Solver++(3M)",
+    "unipc-bh1-3": "UniPC-3 (bh1)",
+    "ipndm": "iPNDM",
+    "v3": "DPM-Solver-v3",
+}
+ROWS: dict[str, tuple[str, ...]] = {
+    "plain, better grid": ("edm", "logsnr"),
+    "epsilon scaling": ("epsilon-scaling",),
+    "AFS": ("afs",),
+    "IIA, better grid": ("iia-edm", "iia-logsnr"),
+    "GITS": ("gits",),
+    "GITS + AFS": ("gits-afs",),
+    "better order": ("dpm-v3", "dpm-v3-pseudo"),
+    "learned (training)": ("learned",),
+    "**calibrated, no search**": ("no search",),
+    "**calibrated, 64 seeds**": ("calibrated-64",),
+    "**calibrated**": ("calibrated",),
+}
+"""Rows of a solver: of several methods, or orders of iPNDM, each cell shows the one with the least own distance."""
+OTHER_MEASURES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "own": ("own", "{:.2f}".format),
+    "fid": ("FID", "{:.2f}".format),
+    "own_second": ("own, second features", "{:.2f}".format),
+    "precision": ("precision", "{:.3f}".format),
+    "recall": ("recall", "{:.3f}".format),
+    "psnr": ("PSNR", "{:.1f}".format),
+    "spread": ("spread", "{:.3f}".format),
+}
+
+Record = dict[str, Any]
+
+
+def family(record: Record) -> str:
+    """Whose row a record is in: iPNDM's orders share one, DPM-Solver-v3 has its own."""
+    if record["method"].startswith("dpm-v3"):
+        return "v3"
+    return "ipndm" if record["solver"].startswith("ipndm") else str(record["solver"])
+
+
+def best(records: Sequence[Record], solver: str, methods: Sequence[str], nfe: int) -> Record | None:
+    """The record with the least own distance."""
+    found = [r for r in records if family(r) == solver and r["method"] in methods and r["nfe"] == nfe]
+    return min(found, key=lambda r: r["own"], default=None)
+
+
+def teacher(records: Sequence[Record]) -> Record:
+    """The row of many steps."""
+    found = [r for r in records if r["method"] == "teacher"]
+    if len(found) != 1:
+        raise SystemExit(f"records: need one of the method 'teacher', got {len(found)}; run it first")
+    return found[0]
+
+
+def by_budget(records: Sequence[Record], measure: str) -> str:
+    """Solver × method against budgets; the least without training is bold, per column."""
+    picked = {
+        (solver, title): [best(records, solver, methods, nfe) for nfe in BUDGETS]
+        for solver in SOLVERS
+        for title, methods in ROWS.items()
+    }
+    picked = {key: cells for key, cells in picked.items() if any(cells)}
+    least = [
+        min((c[k][measure] for c in picked.values() if c[k] and not c[k]["training"]), default=None)  # type: ignore[index]
+        for k in range(len(BUDGETS))
+    ]
+    body, before = [], ""
+    for (solver, title), cells in picked.items():
+        shown = ["–" if c is None or c[measure] is None else f"{c[measure]:.2f}" for c in cells]
+        shown = [
+            f"**{text}**" if c is not None and c[measure] == low and not c["training"] else text
+            for text, c, low in zip(shown, cells, least, strict=True)
+        ]
+        body.append([SOLVERS[solver] if solver != before else "", title, *shown])
+        before = solver
+    many = teacher(records)
+    body.append(["Heun", f"many steps ({many['network_calls']})", f"{many[measure]:.2f}", *[""] * (len(BUDGETS) - 1)])
+    return rows(["solver", "method", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
+
+
+def others(records: Sequence[Record], nfe: int = 5) -> str:
+    """All measures at one budget: of every row, the solver with the least own distance."""
+    body = []
+    for title, methods in ROWS.items():
+        found = [r for r in (best(records, solver, methods, nfe) for solver in SOLVERS) if r is not None]
+        if found:
+            body.append(measured(title, min(found, key=lambda r: r["own"])))
+    body.append(measured("many steps", teacher(records)))
+    return rows(["method", "solver", *(title for title, _ in OTHER_MEASURES.values())], body)
+
+
+def measured(title: str, record: Record) -> list[str]:
+    """A row of all measures."""
+    cells = ["–" if record[name] is None else form(record[name]) for name, (_, form) in OTHER_MEASURES.items()]
+    return [title, record["solver"] if family(record) != "v3" else "its own", *cells]
+
+
+def costs(records: Sequence[Record], nfe: int = 5) -> str:
+    """What every method needs before it can sample, and what a sample costs."""
+    body = []
+    for name, method in METHODS.items():
+        found = [r for r in records if r["method"] == name and (r["nfe"] == nfe or name in ("teacher", "restart"))]
+        for r in found[:1] if name != "restart" else found:
+            p = r["preparation"]
+            memory = "–" if p["memory_mb"] is None or not p["evaluations"] else f"{p['memory_mb']:,.0f} MB"
+            prepared = bool(p["evaluations"])
+            body.append(
+                [
+                    method.title,
+                    "yes" if r["training"] else "no",
+                    "yes" if r["data"] else "no",
+                    str(p["seeds"]) if prepared else "–",
+                    str(p["teacher_nfe"]) if prepared else "–",
+                    f"{p['evaluations']:,}" if prepared else "–",
+                    f"{p['backward_passes']:,}" if p["backward_passes"] else "–",
+                    f"{p['seconds']:.1f} s" if prepared else "–",
+                    memory,
+                    f"{r['network_calls']} of {r['nfe_counted']}",
+                    f"{r['own']:.2f}",
+                ]
+            )
+    header = ["method", "training", "data", "seeds", "teacher NFE", "evaluations", "backward passes", "time", "memory"]
+    return rows([*header, "network calls of NFE", "own"], body)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--records", type=Path, default=ROOT / "benchmarks" / "results" / "comparison.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "comparison.md")
+    args = parser.parse_args()
+    records: list[Record] = json.loads(args.records.read_text(encoding="utf-8"))
+    if any(record["features"][0] == "random" for record in records):
+        raise SystemExit(f"{args.records}: holds records of a dry run (--quick); measure with Inception features")
+    for model in dict.fromkeys(record["model"] for record in records):
+        here = [record for record in records if record["model"] == model]
+        samples = max(record["samples"] for record in here)
+        here = [record for record in here if record["samples"] == samples]
+        for name, table in {
+            "own": by_budget(here, "own"),
+            "fid": by_budget(here, "fid") if teacher(here)["fid"] is not None else "Not measured.",
+            "others": others(here),
+            "costs": costs(here),
+        }.items():
+            fill(args.page, f"comparison-{model}-{name}", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Tables in Markdown, and putting them between the marks of a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def rows(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
+
+
+def fill(path: Path, name: str, text: str) -> None:
+    """Put `text` between the marks `table:name` of a page that has them."""
+    page = path.read_text(encoding="utf-8")
+    mark, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
+    pattern = rf"{re.escape(mark)}(.*?{re.escape(end)})?"
+    page = re.sub(pattern, lambda found: f"{mark}\n\n{text}\n\n{end}", page, flags=re.S)
+    path.write_text(page, encoding="utf-8")

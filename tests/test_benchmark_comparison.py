@@ -1,0 +1,154 @@
+"""The field's table on a model that answers at once: every method runs, counts truly, and can be resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import comparison
+import comparison_tables
+from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
+from recording import Records
+from steindiff.denoisers import Mixture
+from steindiff.model import Model
+from steindiff.schedules import EDM
+from stepping import digits
+
+SAMPLES = 24
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    """Two digits as conditions, 8×8, slightly noisy, so that all denoisers are exact."""
+    data = digits()[:200].float().reshape(-1, 1, 8, 8)
+    halves = [Mixture(part, torch.full((100,), 0.02), torch.ones(100)) for part in data.split(100)]
+    model = Model(
+        lambda seeds: comparison.Tally(halves[seeds[0] % 2], [0]), EDM(), (1, 8, 8), condition=lambda seed: seed % 2
+    )
+    return Bench(model, model, model, SAMPLES, batch=12, seeds=16, iterations=2)
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in METHODS if name not in ("teacher", "restart", "from-file", *REPEATED)]
+)
+def test_every_method_spends_what_its_column_says(bench: Bench, method: str):
+    cell = Cell(PLAN[method][0], method, 3)
+    record = bench.run(cell)
+    assert record["network_calls"] == 3
+    assert record["nfe_counted"] == (4 if "afs" in method else 3)
+    for measure in ("own", "own_second", "precision", "recall", "psnr", "spread"):
+        assert math.isfinite(record[measure])
+    prepared = record["preparation"]
+    assert (prepared["evaluations"] > 0) == (METHODS[method].seeds > 0)
+    assert (prepared["backward_passes"] > 0) == (method == "learned" or method.startswith("dpm-v3"))
+    assert record["training"] is (method == "learned")
+    assert not record["data"]
+    json.dumps(record)
+
+
+def test_teacher_is_the_floor_and_itself(bench: Bench):
+    record = bench.run(Cell("heun", "teacher", 35))
+    assert record["network_calls"] == 35
+    assert record["psnr"] is None
+    assert record["spread"] == 1.0
+
+
+def test_restart_counts_its_extra_evaluations(bench: Bench):
+    record = bench.run(Cell("heun", "restart", 17))
+    assert record["network_calls"] == 17 + 2 * 6
+
+
+def test_records_are_resumed(bench: Bench, tmp_path):
+    path = tmp_path / "records.json"
+    wanted = list(cells(["edm"], ["ddim"], [3, 4]))
+    Records(path).measure(wanted[:1], bench.identity, bench.run, float("inf"))
+    before = path.read_text()
+    again = Records(path)
+    again.measure(wanted, bench.identity, bench.run, float("inf"))
+    records = json.loads(path.read_text())
+    assert [record["nfe"] for record in records] == [3, 4]
+    assert records[0] == json.loads(before)[0]
+
+
+def test_every_method_of_the_plan_is_known_and_every_method_planned():
+    assert set(PLAN) | {"teacher", "restart"} == set(METHODS)
+    listed = list(cells(list(METHODS), [], [5]))
+    assert len(listed) == len(set(listed))
+    assert listed[0] == Cell("heun", "teacher", 35)
+
+
+def test_costs_add_up():
+    total = Cost(1.0, 5.0, 10, 2) + Cost(2.0, None, 5, 0)
+    assert total == Cost(3.0, 5.0, 15, 2)
+
+
+def record(solver: str, method: str, nfe: int, own: float, **more) -> dict:
+    measures = {"fid": own + 1, "own_second": own, "precision": 0.8, "recall": 0.5, "psnr": 20.0, "spread": 1.0}
+    preparation = {
+        "seeds": METHODS[method].seeds,
+        "teacher_nfe": METHODS[method].teacher_nfe,
+        "seconds": 1.0,
+        "memory_mb": 10,
+        "evaluations": 100 * bool(METHODS[method].seeds),
+        "backward_passes": 0,
+    }
+    return {
+        "model": "cifar10",
+        "solver": solver,
+        "method": method,
+        "nfe": nfe,
+        "samples": 100,
+        "network_calls": nfe,
+        "nfe_counted": nfe,
+        "own": own,
+        **measures,
+        "training": METHODS[method].training,
+        "data": False,
+        "preparation": preparation,
+        "features": ["inception", "random"],
+        **more,
+    }
+
+
+RECORDS = [
+    record("heun", "teacher", 35, 5.0, psnr=None),
+    record("ipndm-3", "edm", 5, 30.0),
+    record("ipndm-4", "logsnr", 5, 20.0),
+    record("ipndm-4", "learned", 5, 6.0),
+    record("unipc-bh1-3", "dpm-v3", 5, 18.0),
+    record("dpmpp-2m", "calibrated", 5, 7.0),
+]
+
+
+def test_tables_show_the_better_choice_and_mark_the_best_without_training():
+    table = comparison_tables.by_budget(RECORDS, "own")
+    assert "| iPNDM | plain, better grid | – | – | 20.00 |" in table
+    assert "| **calibrated** | – | – | **7.00** |" in table
+    assert "| learned (training) | – | – | 6.00 |" in table
+    assert "| DPM-Solver-v3 | better order | – | – | 18.00 |" in table
+    assert "many steps (35) | 5.00" in table
+    assert "| many steps | heun | 5.00 | 6.00 | 5.00 | 0.800 | 0.500 | – | 1.000 |" in comparison_tables.others(RECORDS)
+    assert "| calibrated | no | no | 256 | 24 | 100 | – | 1.0 s | 10 MB | 5 of 5 | 7.00 |" in comparison_tables.costs(
+        RECORDS
+    )
+
+
+def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):
+    page, records = tmp_path / "page.md", tmp_path / "records.json"
+    page.write_text("before\n<!-- table:comparison-cifar10-own -->\nafter\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["tables", "--records", str(records), "--page", str(page)])
+    records.write_text(json.dumps(RECORDS), encoding="utf-8")
+    comparison_tables.main()
+    once = page.read_text(encoding="utf-8")
+    comparison_tables.main()
+    assert page.read_text(encoding="utf-8") == once
+    assert once.startswith("before")
+    assert once.endswith("<!-- /table:comparison-cifar10-own -->\nafter\n")
+    records.write_text(json.dumps([{**RECORDS[0], "features": ["random", "random"]}]), encoding="utf-8")
+    with pytest.raises(SystemExit, match="dry run"):
+        comparison_tables.main()
+    with pytest.raises(SystemExit, match="need one of the method"):
+        comparison_tables.teacher(RECORDS[1:])
