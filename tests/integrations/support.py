@@ -1,58 +1,100 @@
-"""What the support matrix says of one pipeline: how near our own loop comes to it, or why it is refused."""
+"""The support matrix: how near our own loop comes to a pipeline, or why the pipeline is refused.
+
+`python tests/integrations/support.py` writes `benchmarks/results/support.json` and the table of `docs/diffusers.md`.
+"""
 
 from __future__ import annotations
 
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from hosts import Host
+from hosts import HOSTS, Host
 
 from steindiff import sample
+from steindiff._files import write_json
 from steindiff.bases import natural_basis
 from steindiff.integrations.diffusers import scheduler_for
 from steindiff.integrations.diffusers.capture import Recording, capture, network_of
 from steindiff.integrations.diffusers.families import family_of
-from steindiff.solvers import Heun
+from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
+ROOT = Path(__file__).parents[2]
+RESULTS, PAGE = ROOT / "benchmarks/results/support.json", ROOT / "docs/diffusers.md"
+MARKS = "<!-- table:support -->", "<!-- /table:support -->"
 STEPS = 4
+TOLERANCE = 1e-5
+SOLVERS: dict[type[Solver], str] = {DPMSolverMultistep: "DPM-Solver++(2M)", UniPCBh2: "UniPC", Heun: "Heun"}
 
 
-def examine(host: Host) -> dict[str, Any]:
+def examine(name: str, host: Host) -> dict[str, Any]:
     """One row of the matrix."""
     torch.manual_seed(0)
     pipe, call = host.build()
-    row: dict[str, Any] = {"pipeline": type(pipe).__name__, "solver": repr(host.solver), "note": host.note}
+    row: dict[str, Any] = {
+        "name": name,
+        "pipeline": type(pipe).__name__,
+        "solver": SOLVERS[type(host.solver)],
+        "note": host.note,
+        "seed": 0,
+        "device": platform.machine(),
+        "versions": {"torch": torch.__version__, "diffusers": diffusers.__version__},
+    }
     try:
         scheduler = scheduler_for(pipe.scheduler, host.solver)
         captured = capture(pipe, scheduler, **call)
     except ValueError as error:
         return {**row, "refused": str(error)}
-    module = network_of(pipe)
-    recording = Recording(module)
+    recording = Recording(network_of(pipe))
     before, pipe.scheduler = pipe.scheduler, scheduler
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(0)  # the capture's: some pipelines draw conditions as well
     try:
-        with recording.of(pipe, scheduler), torch.no_grad():
+        with recording.of(pipe, scheduler):
             pipe(**{"num_inference_steps": STEPS, "generator": generator, "output_type": "latent", **call})
     finally:
         pipe.scheduler = before
-    steps = recording.steps
+    steps, network = recording.steps, captured.network
     levels = family_of(scheduler).levels(scheduler)
-    layout = captured.network.layout
-    samples = captured.network.calls[0].batch
-    unit = [level.alpha if isinstance(host.solver, Heun) else 1.0 for level in (levels[0], levels[-1])]
-    first, last = (layout.unpack(x[:samples]).float() for x in (steps[0].sample, steps[-1].result))
-    calls = sum(len(step.calls) for step in steps)
+    first, last = (network.layout.unpack(x[: network.calls[0].batch]) for x in (steps[0].sample, steps[-1].result))
+    start = levels[0].alpha if isinstance(host.solver, Heun) else 1.0  # its state is x/α
     with torch.no_grad():
-        mine = sample(captured.denoiser(range(samples)), first * unit[0], levels, host.solver)
-    gap = float((mine.x - last * unit[1]).norm() / mine.x.norm())
-    guidance = captured.network.guidance
+        mine = sample(captured.denoiser(range(len(first))), first * start, levels, host.solver)
+    calls = sum(len(step.calls) for step in steps)
     return {
         **row,
-        "relative_difference": gap,
-        "bands": natural_basis(captured.shape).bands,
+        "relative_difference": float(f"{float((mine.x - last).norm() / mine.x.norm()):.2g}"),
         "shape": list(captured.shape),
-        "calls": calls,
-        "calls_per_step": calls // len(steps),
-        "weight": guidance.weight if guidance.copies == 2 else guidance.embedded,
+        "bands": natural_basis(captured.shape).bands,
+        "nfe": mine.nfe,
+        "network_calls": calls,
+        "extra_calls": calls - mine.nfe * len(network.calls),
+        "backward_passes": 0,
     }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The matrix in Markdown: what is verified, then what is refused."""
+    lines = ["| pipeline | solver | verified to | bands | notes |", "|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: ("refused" in row, row["pipeline"])):
+        verified, bands = "refused", "–"
+        if "refused" not in row:
+            verified, bands = f"{row['relative_difference']:.0e}", f"{row['bands']} of {tuple(row['shape'])}"
+        lines.append(f"| {row['pipeline']} | {row['solver']} | {verified} | {bands} | {row['note']} |")
+    return "\n".join(lines)
+
+
+def page_with(text: str, rows: Sequence[dict[str, Any]]) -> str:
+    """A page with the matrix between its marks."""
+    begin, end = MARKS
+    return re.sub(rf"{begin}.*?{end}", f"{begin}\n\n{table(rows)}\n\n{end}", text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    diffusers.utils.logging.set_verbosity_error()
+    found = [examine(name, host) for name, host in HOSTS.items()]
+    write_json(RESULTS, found)
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")

@@ -32,6 +32,7 @@ from steindiff.stein_probes import SteinEnergy
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
+import hosts  # noqa: E402
 from diffusers.configuration_utils import register_to_config  # noqa: E402
 from diffusers.models.unets.unet_2d import UNet2DOutput  # noqa: E402
 
@@ -57,9 +58,19 @@ class Case:
     guidance: dict[str, Any] = field(default_factory=dict)
 
 
+def seeded(build: Callable[[], tuple[Any, Any]]) -> Callable[..., Any]:
+    """A pipeline of the support matrix, with weights of a seed."""
+
+    def make(seed: int = 0) -> Any:
+        torch.manual_seed(seed)
+        return build()[0]
+
+    return make
+
+
 CASES = {
     "ddpm": Case(tiny.ddpm, {"batch_size": 2}, 1, {"copies": 1}),
-    "ldm": Case(tiny.latent_diffusion, {"batch_size": 2}, 1, {"copies": 1}),
+    "ldm": Case(seeded(hosts.latent_diffusion), {"batch_size": 2}, 1, {"copies": 1}),
     "sd": Case(
         tiny.stable_diffusion,
         {**tiny.embeddings(), **SIZE, "guidance_scale": 4.0},
@@ -82,8 +93,8 @@ CASES = {
         {"copies": 2, "conditional": 1, "weight": 5.0},
     ),
     "sd3": Case(
-        tiny.stable_diffusion_3,
-        {**tiny.embeddings(pooled=True), **SIZE, "guidance_scale": 4.0},
+        seeded(hosts.stable_diffusion_3),
+        hosts.stable_diffusion_3()[1],
         1,
         {"copies": 2, "conditional": 1, "weight": 4.0},
     ),

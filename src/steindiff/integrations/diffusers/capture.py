@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,7 @@ from steindiff.integrations.diffusers.networks import (
     Guidance,
     Guided,
     Inputs,
+    answer,
     fitted,
     names,
 )
@@ -77,25 +79,16 @@ def network_of(pipe: Any) -> nn.Module:
     return module
 
 
-def answer(output: Any) -> Any:
-    """The first thing a model returned: a tensor, or a list of them where it takes a list of samples."""
-    return output[0] if isinstance(output, tuple) else output.sample
-
-
-def kept(value: Any) -> Any:
-    """Arguments as they are now: copies of containers, which models and pipelines empty or refill, not of tensors."""
+def copied(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Arguments as they are now: copies of containers, which others empty or refill, and `leaf` of all else."""
     if isinstance(value, Mapping):
-        return {key: kept(inner) for key, inner in value.items()}
-    return type(value)(map(kept, value)) if type(value) in (list, tuple) else value
+        return {key: copied(inner, leaf) for key, inner in value.items()}
+    return type(value)(copied(inner, leaf) for inner in value) if type(value) in (list, tuple) else leaf(value)
 
 
-def cloned(value: Any) -> Any:
-    """Arguments with their own memory, which nobody else writes to."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, Mapping):
-        return {key: cloned(inner) for key, inner in value.items()}
-    return type(value)(map(cloned, value)) if type(value) in (list, tuple) else value
+def own(value: Any) -> Any:
+    """A tensor with its own memory, which nobody else writes to."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -176,7 +169,7 @@ class Recording:
         for name, value in self._signature.bind(*args, **kwargs).arguments.items():
             kind = self._signature.parameters[name].kind
             given |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        self._given.append(cloned(given) if not self.steps else kept(given))
+        self._given.append(copied(given, own) if not self.steps else copied(given))
 
     def answered(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The network has answered."""
@@ -190,7 +183,8 @@ class Recording:
     @contextmanager
     def of(self, pipe: Any, scheduler: Any) -> Iterator[None]:
         """Record while the pipeline runs."""
-        step, pack = scheduler.step, getattr(pipe, "_pack_latents", None)
+        step = scheduler.step
+        pack: Any = getattr(pipe, "_pack_latents", None)
 
         @functools.wraps(step)
         def stepped(model_output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -198,9 +192,7 @@ class Recording:
             before, handed = sample.clone(), model_output.clone()
             output = step(model_output, timestep, sample, *args, **kwargs)
             result = output[0] if isinstance(output, tuple) else output.prev_sample
-            self.steps.append(
-                Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result.clone())
-            )
+            self.steps.append(Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result.clone()))
             self._calls.clear()
             return output
 
@@ -235,12 +227,14 @@ class Capture:
         parts: the network's calls and their guidance, for each call of the pipeline.
         shape: of one sample.
         device: where the pipeline keeps its state.
+        batch: at most so many samples in one call of the network.
     """
 
     family: Family
     parts: tuple[Guided, ...]
     shape: tuple[int, ...]
     device: torch.device
+    batch: int
 
     @property
     def network(self) -> Guided:
@@ -249,7 +243,7 @@ class Capture:
 
     def denoiser(self, seeds: Sequence[int]) -> Denoiser:
         """The denoiser of samples with these seeds; the conditions of the call are dealt out by seed."""
-        return self.family.denoiser(Dealt(self.parts, tuple(int(seed) for seed in seeds)))
+        return self.family.denoiser(Dealt(self.parts, tuple(map(int, seeds)), self.batch))
 
 
 def parts_of(outputs: Sequence[Any], rows: int, shape: Sequence[int]) -> list[Tensor]:
@@ -290,7 +284,8 @@ def guidances(parts: Sequence[Tensor], guided: Tensor, settings: Mapping[str, An
         weight = float(((form.sign * guided.float() - u) * (c - u)).sum() / (c - u).square().sum().clamp(min=1e-30))
         return replace(form, weight=float(f"{weight:.4g}"))
 
-    yield [fit(form) for form in forms]
+    # With c and u exchanged 1 − w fits as well as w.
+    yield [found for found in map(fit, forms) if found.weight >= 0.5]
 
 
 def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
@@ -311,7 +306,12 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
     for samples in (rows, rows // 2):
         if samples == 0 or total % samples or total // samples > 2:
             continue
-        parts = parts_of([call.output for call in record.calls], samples, record.sample.shape[1:])
+        try:
+            parts = parts_of([call.output for call in record.calls], samples, record.sample.shape[1:])
+        except ValueError as error:
+            raise ValueError(
+                f"pipe = {type(pipe).__name__}: {error} (given frames or tokens); such pipelines cannot be calibrated"
+            ) from None
         guided = fitted(record.model_output[:samples], record.sample.shape[1:])
         for tried in guidances(parts, guided, settings):
             # In half precision several may come close: take the closest.
@@ -467,7 +467,7 @@ def check_network(pipe: Any, module: nn.Module, record: Recorded) -> None:
         arguments = asked.arguments(module)
         with torch.no_grad():
             again, once_more = (
-                fitted(answer(module(**{**kept(arguments), "return_dict": False})), asked_shape(asked)) for _ in "ab"
+                fitted(answer(module(**{**copied(arguments), "return_dict": False})), asked_shape(asked)) for _ in "ab"
             )
         recorded = fitted(asked.output, asked_shape(asked)).float()
         noise = float((again.float() - once_more.float()).norm() / recorded.norm().clamp(min=1e-12))
@@ -485,13 +485,13 @@ def asked_shape(asked: Asked) -> tuple[int, ...]:
     return tuple(output[0].shape) if isinstance(output, list | tuple) else tuple(output.shape[1:])
 
 
-def dealing(pipe: Any, network: Guided, record: Recorded, samples: int) -> Guided:
+def dealing(pipe: Any, network: Guided, record: Recorded, samples: int, batch: int) -> Guided:
     """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size.
 
     Raises:
         ValueError: if no known way does.
     """
-    rows = (samples - 1,) if samples > 1 else (0, 0)
+    rows = (samples - 1,) if samples > 1 or batch == 1 else (0, 0)
     x = record.scaled[list(rows)]
     t = torch.full((len(rows),), record.timestep, dtype=torch.float64)
     calls: list[Call] = []
@@ -499,31 +499,34 @@ def dealing(pipe: Any, network: Guided, record: Recorded, samples: int) -> Guide
         expected = torch.cat([part[list(rows)] for part in parts_of([asked.output], samples, x.shape[1:])])
         # Batches of another size round differently; the conditions of another sample are far off.
         tolerance = max(256.0 * torch.finfo(fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
-        for pick in PICKS:
-            chosen = replace(call, pick=pick)
+        for tables, pick in itertools.product((False, True), PICKS):
+            chosen = replace(call, pick=pick, tables=tables)
             try:
                 with torch.no_grad():
                     made = torch.cat(chosen(x, t, rows))
-            except Exception:  # noqa: BLE001, S112  # a model that is given what does not fit may raise anything
+            except Exception:  # a model that is given what does not fit may raise anything
                 continue
             if close(made, expected, min(tolerance, 0.1)):
                 calls.append(chosen)
                 break
         else:
             raise ValueError(
-                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to single samples; call "
-                "calibrate with one prompt and batch=1"
+                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to batches of other "
+                "sizes; such pipelines cannot be calibrated"
             )
     return replace(network, calls=tuple(calls))
 
 
 def channels_of(pipe: Any, module: nn.Module) -> list[int]:
-    """How many channels a sample may have, most trusted first."""
-    configs = [getattr(part, "config", {}) for part in (pipe.components.get("vae"), uncompiled(module))]
-    found = [
-        config.get(key) for config in configs for key in ("latent_channels", "z_dim", "out_channels", "in_channels")
-    ]
-    return [n for n in found if isinstance(n, int)]
+    """How many channels a sample has, as its autoencoder says; where there is none, as the network does."""
+
+    def found(part: Any, *keys: str) -> list[int]:
+        config = getattr(part, "config", {})
+        return [config[key] for key in keys if isinstance(config.get(key), int)]
+
+    autoencoders = [pipe.components.get(name) for name in ("vae", "movq", "vqvae")]
+    latent = [n for part in autoencoders for n in found(part, "latent_channels", "z_dim")]
+    return latent or found(uncompiled(module), "in_channels", "out_channels")
 
 
 def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
@@ -562,10 +565,8 @@ def record(pipe: Any, module: nn.Module, scheduler: Any, call: Mapping[str, Any]
         with recording.of(pipe, scheduler):
             pipe(**call)
     except Exception as error:
-        first = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{name}: does not run with {type(scheduler).__name__} and these arguments ({type(error).__name__}: {first})"
-        ) from error
+        why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
+        raise ValueError(f"{name}: does not run with {type(scheduler).__name__} and these arguments ({why})") from error
     finally:
         pipe.scheduler = before
     if len(recording.steps) < 2 or not all(step.calls for step in recording.steps):
@@ -617,9 +618,10 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
             first = steps[0]
             for step in (steps[0], steps[-1]):
                 check_network(pipe, module, step)
-        network = dealing(pipe, network, steps[-1], samples)
+        network = dealing(pipe, network, steps[-1], samples, batch)
         if parts and (network.guidance, network.layout) != (parts[0].guidance, parts[0].layout):
             raise ValueError(f"{name}: guidance or resolution differ from prompt to prompt; calibrate them apart")
         parts.append(network)
     assert first is not None, "a call has at least one part"
-    return Capture(family_of(scheduler), tuple(parts), layout.shape, first.sample.device)
+    assert parts[0].layout is not None, "a recorded state has a layout"
+    return Capture(family_of(scheduler), tuple(parts), parts[0].layout.shape, first.sample.device, batch)

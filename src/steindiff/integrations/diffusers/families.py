@@ -186,6 +186,14 @@ ALPHA_BAR_MIN = 2.0**-24
 """What diffusers puts in the place of ᾱ = 0 (zero terminal SNR), where σ/α would be infinite."""
 
 
+def alpha_bars(scheduler: Any) -> Tensor:
+    """A scheduler's ᾱ_t, float64 on the CPU, the last one positive and below the one before."""
+    bars: Tensor = scheduler.alphas_cumprod.double().cpu().clone()
+    if bars[-1] <= 0.0 or bars[-1] == ALPHA_BAR_MIN:
+        bars[-1] = min(ALPHA_BAR_MIN, 0.5 * float(bars[-2]))
+    return bars
+
+
 def settings_of(scheduler: Any) -> dict[str, Any]:
     """A scheduler's configuration without the settings of other classes it carries along."""
     own = inspect.signature(type(scheduler).__init__).parameters
@@ -211,8 +219,7 @@ def family_of(scheduler: Any) -> Family:
         kind = InvertedFlow if scheduler.config.get("invert_sigmas") else FlowMatching
         return kind(config, Flow(1.0 / unit, 1.0 - 1.0 / unit))
     if hasattr(scheduler, "alphas_cumprod") and config.get("timestep_type", "discrete") == "discrete":
-        bars = scheduler.alphas_cumprod.double().clamp(min=ALPHA_BAR_MIN)
-        schedule = Discrete(tuple(bars.tolist()))
+        schedule = Discrete(tuple(alpha_bars(scheduler).tolist()))
         # Cosine schedules end so close to α = 0 that their schedulers leave the end out.
         if config.get("lambda_min_clipped", -math.inf) > schedule.level(schedule.t_max).lam:
             schedule = replace(schedule, t_max=schedule.time(config["lambda_min_clipped"]))
@@ -242,7 +249,7 @@ def same_process(old: Any, new: Any) -> bool:
         return False
     if isinstance(a, EDMFamily):
         return bool(a.config["sigma_data"] == b.config["sigma_data"])
-    bars, others = (s.alphas_cumprod.double().cpu().clamp(min=ALPHA_BAR_MIN) for s in (old, new))
+    bars, others = alpha_bars(old), alpha_bars(new)
     return len(bars) == len(others) and torch.allclose(bars, others, rtol=1e-2, atol=1e-6)
 
 
@@ -264,15 +271,15 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
     # With its class's name the settings only that class knows are carried along without a warning.
     config = {**scheduler.config, "_class_name": type(scheduler).__name__}
     config.pop("_use_default_values", None)
-    new = host.from_config(config, **settings)
-    if same_process(scheduler, new):
-        return new
-    if hasattr(scheduler, "alphas_cumprod") and "trained_betas" in settings_of(new):
-        bars = scheduler.alphas_cumprod.double().cpu().clamp(min=ALPHA_BAR_MIN)
+    tried: list[dict[str, Any]] = [{}]
+    if hasattr(scheduler, "alphas_cumprod"):
+        bars = alpha_bars(scheduler)
         betas = (1.0 - bars / torch.cat([bars.new_ones(1), bars[:-1]])).tolist()
-        new = host.from_config({**config, "trained_betas": betas, "rescale_betas_zero_snr": False}, **settings)
-        if same_process(scheduler, new):
-            return new
+        tried.append({"trained_betas": betas, "rescale_betas_zero_snr": False})
+    for process in tried:
+        bare = host.from_config({**config, **process}, **{**settings, "stein_calibration": None})
+        if same_process(scheduler, bare):
+            return host.from_config({**config, **process}, **settings) if settings.get("stein_calibration") else bare
     raise ValueError(
         f"scheduler = {type(scheduler).__name__}: {host.__name__} cannot have its forward process; give the pipeline "
         "another scheduler of the model's repository first"

@@ -85,7 +85,7 @@ def layout_from(
 
     Args:
         state: the state's shape without the batch axis.
-        channels: how many channels a sample may have, by its autoencoder and its network.
+        channels: how many channels a sample may have.
         packed: latents that the pipeline made tokens of, and the tokens.
     """
     state = tuple(state)

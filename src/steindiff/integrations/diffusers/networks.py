@@ -15,8 +15,8 @@ from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.layouts import Layout
 from steindiff.integrations.identity import uncompiled
 
-SHARED = frozenset({"img_ids", "txt_ids", "position_ids"})
-"""Arguments that are tables of positions, the same for all samples, however many rows they have."""
+SHARED = frozenset({"img_ids", "txt_ids", "position_ids", "control_hidden_states_scale"})
+"""Arguments that are tables of positions or layers, the same for all samples, however many rows they have."""
 
 Pick = Callable[[Tensor, Tensor, int], Tensor]
 """The rows of a tensor that belong to some of `batch` samples."""
@@ -52,7 +52,7 @@ PICKS: tuple[Pick, ...] = (by_row, by_group, by_column)
 """The ways in which conditions belong to samples; which one it is must be found by trying."""
 
 
-def picked(value: Any, rows: Tensor, batch: int, pick: Pick, *, listed: bool = False) -> Any:
+def picked(value: Any, rows: Tensor, batch: int, pick: Pick, *, tables: bool = False, listed: bool = False) -> Any:
     """The rows of everything that has one for each of `batch` samples, in nested containers too.
 
     Args:
@@ -60,20 +60,28 @@ def picked(value: Any, rows: Tensor, batch: int, pick: Pick, *, listed: bool = F
         rows: which rows.
         batch: how many there are.
         pick: how tensors keep them.
+        tables: whether tensors in lists are tables of positions, which all samples share.
         listed: whether the model takes a list of samples, so that its lists are rows as well.
     """
     if isinstance(value, Tensor):
         return pick(value, rows.to(value.device), batch)
     if isinstance(value, Mapping):
         return {
-            key: inner if key in SHARED else picked(inner, rows, batch, pick, listed=listed)
+            key: inner if key in SHARED else picked(inner, rows, batch, pick, tables=tables, listed=listed)
             for key, inner in value.items()
         }
     if isinstance(value, list) and listed and len(value) == batch:
         return [value[row] for row in rows.tolist()]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not tables:
         return type(value)(picked(inner, rows, batch, pick, listed=listed) for inner in value)
     return value
+
+
+def answer(output: Any) -> Any:
+    """The first thing a model returned: a tensor, or a list of them where it takes a list of samples."""
+    if isinstance(output, Tensor):
+        return output
+    return output[0] if isinstance(output, tuple) else output.sample
 
 
 def fitted(output: Any, shape: Sequence[int]) -> Tensor:
@@ -89,7 +97,7 @@ def fitted(output: Any, shape: Sequence[int]) -> Tensor:
         if axis < out.ndim and out.shape[axis] > n:
             out = out.narrow(axis, 0, n)
     if tuple(out.shape[1:]) != tuple(shape):
-        raise ValueError(f"pipe: its network answers {tuple(out.shape[1:])} for a state of {tuple(shape)}")
+        raise ValueError(f"the network answers {tuple(out.shape[1:])} for a state of {tuple(shape)}")
     return out
 
 
@@ -137,6 +145,7 @@ class Call:
         time_dtype: of the time it takes.
         inputs: how it is given the state; None: as it is.
         pick: how conditions belong to samples.
+        tables: whether lists of conditions belong to all samples.
     """
 
     module: nn.Module
@@ -151,6 +160,7 @@ class Call:
     time_dtype: torch.dtype = torch.float32
     inputs: Inputs | None = None
     pick: Pick = by_row
+    tables: bool = False
 
     def arguments(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> dict[str, Any]:
         """What the model is called with for states `x`, `(B, *)`, at timesteps `t`, `(B,)`."""
@@ -162,7 +172,8 @@ class Call:
         times = torch.cat([(self.offset + self.unit * t).to(device, self.time_dtype)] * self.copies)
         state, time = names(self.module)
         listed = self.inputs is not None and self.inputs.listed
-        bound = picked(self.conditions, rows, self.copies * self.batch, self.pick, listed=listed)
+        total = self.copies * self.batch
+        bound = picked(self.conditions, rows, total, self.pick, tables=self.tables, listed=listed)
         return {
             state: states if self.inputs is None else self.inputs(states, rows),
             time: times.reshape(-1, *[1] * len(self.time_shape)).expand(-1, *self.time_shape),
@@ -171,7 +182,7 @@ class Call:
 
     def __call__(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, under the conditions of `samples`, once per copy."""
-        out = self.module(**{**self.arguments(x, t, samples), "return_dict": False})[0]
+        out = answer(self.module(**{**self.arguments(x, t, samples), "return_dict": False}))
         return fitted(out, x.shape[1:]).to(x.device, x.dtype).chunk(self.copies)
 
 
@@ -253,23 +264,26 @@ class Dealt:
     Args:
         parts: one for each call of the pipeline.
         samples: whose conditions to use for the rows of a batch: sample s has those of prompt s mod their number.
+        batch: at most so many samples in one call of the model.
     """
 
     parts: tuple[Guided, ...]
     samples: tuple[int, ...]
+    batch: int
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
         """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, part by part."""
         homes = [(k, row) for k, part in enumerate(self.parts) for row in range(part.calls[0].batch)]
         dealt = [homes[sample % len(homes)] for sample in self.samples]
-        used = sorted({k for k, _ in dealt})
-        order = [[i for i, (k, _) in enumerate(dealt) if k == part] for part in used]
-        outputs = [
-            replace(self.parts[k], samples=tuple(dealt[i][1] for i in places))(x[places], t[places])
-            for k, places in zip(used, order, strict=True)
-        ]
-        back = torch.tensor([i for places in order for i in places], device=x.device).argsort()
-        return torch.cat(outputs)[back]
+        order: list[int] = []
+        outputs = []
+        for k, part in enumerate(self.parts):
+            mine = [i for i, (home, _) in enumerate(dealt) if home == k]
+            for places in (mine[j : j + self.batch] for j in range(0, len(mine), self.batch)):
+                network = replace(part, samples=tuple(dealt[i][1] for i in places))
+                outputs.append(network(x[places], t[places]))
+                order += places
+        return torch.cat(outputs)[torch.tensor(order, device=x.device).argsort()]
 
 
 def denoiser(module: nn.Module, scheduler: Any, **conditions: Any) -> Denoiser:

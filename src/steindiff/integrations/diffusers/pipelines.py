@@ -32,9 +32,9 @@ from steindiff.calibration import Calibration
 from steindiff.calibration_set import CalibrationSet
 from steindiff.grids.explicit import Explicit
 from steindiff.grids.logsnr import LogSNR
-from steindiff.integrations.diffusers.capture import answer, capture, chunks, deviation, network_of, parts_of
+from steindiff.integrations.diffusers.capture import capture, chunks, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
-from steindiff.integrations.diffusers.networks import Guidance
+from steindiff.integrations.diffusers.networks import Guidance, answer
 from steindiff.integrations.diffusers.schedulers import (
     Corrected,
     SteinDPMSolverMultistepScheduler,

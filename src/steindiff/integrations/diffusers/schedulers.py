@@ -503,12 +503,12 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
         if kwargs.pop("eta", 0.0):
             raise ValueError("eta: only DDIM takes noise in by eta; leave it at 0")
         kwargs.pop("use_clipped_model_output", None)
-        output, args = (args[0], args[1:]) if args else (kwargs.pop("model_output"), ())
+        output, *rest = args if args else (kwargs.pop("model_output"),)
         if self._stein_guard is not None:
             self._stein_guard.check(output)
         if self.config.get("invert_sigmas"):
             output = -output  # the network predicts x* − ε
-        return self._stein_step(functools.partial(stock.step, self), output, *args, **kwargs)
+        return self._stein_step(functools.partial(stock.step, self), output, *rest, **kwargs)
 
     if not draws:
         step.__signature__ = taken.replace(parameters=[*taken.parameters.values(), ignored])  # type: ignore[attr-defined]

@@ -19,15 +19,11 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
-    LDMPipeline,
     PNDMScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
     UNet2DModel,
-    VQModel,
 )
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
@@ -80,19 +76,6 @@ def ddpm(seed: int = 0) -> DDPMPipeline:
     """Unconditional, 3×8×8 pixels."""
     torch.manual_seed(seed)
     return quiet(DDPMPipeline(unet_unconditional(), DDPMScheduler()))
-
-
-def latent_diffusion(seed: int = 0) -> LDMPipeline:
-    """Unconditional, latents 3×8×8 of a vector-quantised autoencoder."""
-    torch.manual_seed(seed)
-    vqvae = VQModel(
-        block_out_channels=(8, 16),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        norm_num_groups=4,
-        num_vq_embeddings=16,
-    )
-    return quiet(LDMPipeline(vqvae, unet_unconditional(), DDIMScheduler(1000, 0.0015, 0.0195, "scaled_linear")))
 
 
 def text() -> dict[str, Any]:
@@ -202,28 +185,6 @@ def flux(seed: int = 0) -> FluxPipeline:
             tokenizer_2=None,
             transformer=transformer,
         )
-    )
-
-
-def stable_diffusion_3(seed: int = 0) -> StableDiffusion3Pipeline:
-    """Flow matching with guidance on latents 4×8×8; takes `prompt_embeds` and `pooled_prompt_embeds`, and negatives."""
-    torch.manual_seed(seed)
-    transformer = SD3Transformer2DModel(
-        sample_size=8,
-        in_channels=4,
-        out_channels=4,
-        num_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        joint_attention_dim=WIDTH,
-        caption_projection_dim=WIDTH,
-        pooled_projection_dim=WIDTH,
-        pos_embed_max_size=16,
-    )
-    text_parts = {f"{part}{k}": None for part in ("text_encoder", "tokenizer") for k in ("", "_2", "_3")}
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    return quiet(
-        StableDiffusion3Pipeline(transformer=transformer, scheduler=scheduler, vae=autoencoder(), **text_parts)
     )
 
 
