@@ -94,7 +94,7 @@ CASES = {
     ),
     "sd3": Case(
         seeded(hosts.stable_diffusion_3),
-        hosts.stable_diffusion_3()[1],
+        {**hosts.stable_diffusion_3()[1], "output_type": "latent"},
         1,
         {"copies": 2, "conditional": 1, "weight": 4.0},
     ),
@@ -421,7 +421,7 @@ def test_img2img_corrects_every_step_that_remains(strength: float, remaining: in
     rest = replace(calibration, levels=tail, steps=steps, restarts=())
     captured = capture(text, ours.scheduler_for(text.scheduler, calibration.solver), **case.call)
     mine = sample(captured.denoiser(range(2)), first, tail, calibration.solver, rest.replay())
-    assert_close(last, mine.x)
+    assert_close(last, mine.x, 5e-5)  # weights fitted to six samples of a random network enlarge rounding
 
 
 # --- hosts --------------------------------------------------------------------------------------------------------
