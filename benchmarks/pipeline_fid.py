@@ -19,6 +19,7 @@ from typing import Any
 
 import diffusers
 import torch
+from steindiff.zoo.shipped import calibration as shipped_calibration
 from torch import Tensor, nn
 
 from steindiff import SOLVERS, datasets, noise, sample, zoo
@@ -34,7 +35,6 @@ from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
 from steindiff.pixels import to_uint8
 from steindiff.schedules import EDM
-from steindiff.zoo.shipped import calibration as shipped_calibration
 
 NFE = 5
 

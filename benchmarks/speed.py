@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from figures import fill
-from steindiff._files import write_bytes
 from steindiff.bench.plot import plot
 from steindiff.bench.report import markdown
+
+from figures import fill
+from steindiff._files import write_bytes
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "speed.md"

@@ -1,12 +1,14 @@
-"""Train a model of the zoo.
+"""Train a model of the zoo, or the strong network.
 
     python benchmarks/train.py cifar10 --minutes 18 --out runs/cifar10
     python benchmarks/train.py fashion --steps 6000 --batch 256 --out runs/fashion
+    python benchmarks/train.py strong --minutes 10 --batch 1024 --optimizer muon --out runs/strong
 
-Writes to `--out`: `log.jsonl` (loss, learning rate, images/s), `checkpoint.safetensors` (weights, averages, Adam
-moments; `--resume` continues from it) and, when the budget is spent or SIGTERM arrives, half-precision weights
-`raw.safetensors` and `ema-<half-life>.safetensors` (`--init` starts from such a file with a fresh optimizer).
-Every file is written atomically.
+Writes to `--out`, every few minutes and when the budget is spent or SIGTERM arrives: `log.jsonl` (loss, learning rate,
+images/s), `checkpoint.safetensors` (weights, averages, moments of the optimizers; `--resume` continues from it) and
+weights in half precision, in pieces of at most 15 MiB: `raw-<i>of<n>.safetensors`,
+`ema-<half-life>-<i>of<n>.safetensors` (`--init` starts from such pieces with fresh optimizers). Every file is written
+atomically.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import math
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -23,6 +26,9 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
+from networks import pieces
+from networks.muon import Muon
+from networks.strong import strong
 from steindiff import _weights as weights
 from steindiff import datasets
 from steindiff.zoo.models import ARCHITECTURES
@@ -54,6 +60,8 @@ def vp_loss(net: VPNoise, predict: nn.Module, x: Tensor, labels: Tensor) -> Tens
 
 
 LOSSES: dict[type[nn.Module], Callable[..., Tensor]] = {EDMPrecond: edm_loss, VPNoise: vp_loss}
+DATA = {"strong": "cifar10"}
+"""Networks trained on the dataset of another name than theirs."""
 FLIPS = {"cifar10": 0.5, "fashion": 0.0}
 
 
@@ -102,26 +110,49 @@ def learning_rate(peak: float, step: int, progress: float, warmup: int, constant
     return peak * min(1.0, (step + 1) / warmup) * min(1.0, max(0.0, (1 - progress) / (1 - constant)))
 
 
-def save_checkpoint(path: Path, net: nn.Module, averages: Averages, adam: torch.optim.Adam, step: int) -> None:
+def optimizers(net: nn.Module, kind: str, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
+    """Adam on everything, or Muon on the convolutions inside the network and Adam on the rest."""
+    inner = [
+        p
+        for name, p in net.named_parameters()
+        if kind == "muon" and p.ndim == 4 and ".enter." not in name and ".leave." not in name
+    ]
+    chosen = {id(p) for p in inner}
+    outer = [p for p in net.parameters() if id(p) not in chosen]
+    adam = torch.optim.Adam(outer, lr=lr, betas=(0.9, 0.99), fused=outer[0].is_cuda)
+    return [adam, Muon(inner, lr=muon_lr)] if inner else [adam]
+
+
+def save_checkpoint(
+    path: Path, net: nn.Module, averages: Averages, methods: list[torch.optim.Optimizer], step: int
+) -> None:
     """Everything needed to go on, as one safetensors file."""
     tensors = {f"net.{name}": p for name, p in net.named_parameters()}
     for kimg in averages.values:
         tensors |= {f"ema.{kimg}.{name}": value for name, value in averages.state(kimg).items()}
     for name, p in net.named_parameters():
-        tensors |= {f"adam.{key}.{name}": value for key, value in adam.state[p].items()}
+        for method in methods:
+            if p in method.state:
+                tensors |= {f"optimizer.{key}.{name}": value for key, value in method.state[p].items()}
     weights.write(path, tensors, {"step": str(step)})
 
 
-def load_checkpoint(path: Path, net: nn.Module, averages: Averages, adam: torch.optim.Adam) -> int:
+def load_checkpoint(path: Path, net: nn.Module, averages: Averages, methods: list[torch.optim.Optimizer]) -> int:
     """Restore what `save_checkpoint` wrote; returns the step."""
     tensors = weights.read(path)
+    moments: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, moment, name = key.split(".", 2)
+            moments[name][moment] = value
+    names = {id(p): name for name, p in net.named_parameters()}
     try:
         with torch.no_grad():
             for name, p in net.named_parameters():
                 p.copy_(tensors[f"net.{name}"])
-                adam.state[p] = {
-                    key: tensors[f"adam.{key}.{name}"].to(p.device) for key in ("step", "exp_avg", "exp_avg_sq")
-                }
+            for method in methods:
+                for p in method.param_groups[0]["params"]:
+                    method.state[p] = {key: value.to(p.device) for key, value in moments[names[id(p)]].items()}
             for kimg in averages.values:
                 for name, value in averages.state(kimg).items():
                     value.copy_(tensors[f"ema.{kimg}.{name}"])
@@ -132,12 +163,14 @@ def load_checkpoint(path: Path, net: nn.Module, averages: Averages, adam: torch.
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", choices=sorted(ARCHITECTURES))
+    parser.add_argument("model", choices=sorted({*ARCHITECTURES, "strong"}))
     parser.add_argument("--out", type=Path, required=True, help="folder for log, checkpoint and weights")
     parser.add_argument("--minutes", type=float, help="budget in minutes, counted after compilation")
     parser.add_argument("--steps", type=int, help="budget in steps")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--optimizer", choices=("adam", "muon"), default="adam")
+    parser.add_argument("--muon-lr", type=float, default=0.02, help="peak rate of the convolutions under Muon")
     parser.add_argument("--warmup", type=int, default=1000, help="steps of linear warm-up")
     parser.add_argument("--constant", type=float, default=0.4, help="share of the budget before the rate decays")
     parser.add_argument("--half-lives", type=int, nargs="+", default=[250, 1000], help="of the averages, in kimg")
@@ -145,7 +178,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
-    parser.add_argument("--init", type=Path, help="start from these weights")
+    parser.add_argument("--init", type=Path, nargs="+", help="start from these weights, in one file or in pieces")
     parser.add_argument("--resume", action="store_true", help="continue from OUT/checkpoint.safetensors")
     parser.add_argument("--checkpoint-every", type=float, default=4.0, help="minutes")
     parser.add_argument("--log-every", type=int, default=100, help="steps")
@@ -164,14 +197,16 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     device = torch.device(args.device)
 
-    data = datasets.load(args.model, "train")
+    dataset = DATA.get(args.model, args.model)
+    data = datasets.load(dataset, "train")
     data = datasets.Dataset(data.images[: args.images].to(device), data.labels[: args.images].to(device).long())
-    net = ARCHITECTURES[args.model]().to(device, memory_format=torch.channels_last)
+    net = (ARCHITECTURES | {"strong": strong})[args.model]().to(device, memory_format=torch.channels_last)
     if args.init is not None:
-        weights.assign(net, weights.read(args.init), str(args.init))
+        weights.assign(net, pieces.read(args.init), str(args.init[0]))
     averages = Averages(net, args.half_lives)
-    adam = torch.optim.Adam(net.parameters(), lr=args.lr, betas=(0.9, 0.99), fused=device.type == "cuda")
-    step = load_checkpoint(args.out / "checkpoint.safetensors", net, averages, adam) if args.resume else 0
+    methods = optimizers(net, args.optimizer, args.lr, args.muon_lr)
+    peaks = [method.param_groups[0]["lr"] for method in methods]
+    step = load_checkpoint(args.out / "checkpoint.safetensors", net, averages, methods) if args.resume else 0
     forward = torch.compile(net) if args.compile else net
     loss_of = LOSSES[type(net)]
 
@@ -188,16 +223,17 @@ def main() -> None:
     begun = marked = saved = time.monotonic()
     first, progress = step, 0.0
     with (args.out / "log.jsonl").open("a") as log:
-        for x, labels in batches(data, args.batch, FLIPS[args.model], net.num_classes):
-            lr = learning_rate(args.lr, step, progress, args.warmup, args.constant)
-            for group in adam.param_groups:
-                group["lr"] = lr
+        for x, labels in batches(data, args.batch, FLIPS[dataset], net.num_classes):
+            rate = learning_rate(1.0, step, progress, args.warmup, args.constant)
+            for method, peak in zip(methods, peaks, strict=True):
+                method.param_groups[0]["lr"] = peak * rate
             with torch.autocast(device.type, torch.bfloat16):
                 loss = loss_of(net, forward, x, labels)
-            adam.zero_grad(set_to_none=True)
+            net.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            adam.step()
+            for method in methods:
+                method.step()
             step += 1
             averages.update(args.batch, step * args.batch)
             total += loss.detach()
@@ -220,7 +256,7 @@ def main() -> None:
                     "images": step * args.batch,
                     "minutes": round((now - begun) / 60, 3),
                     "loss": round(mean, 5),
-                    "lr": lr,
+                    "lr": args.lr * rate,
                     "images_per_s": round(summed * args.batch / max(now - marked, 1e-9)),
                 }
                 print(json.dumps(record), file=log, flush=True)
@@ -230,14 +266,14 @@ def main() -> None:
                 total, summed = torch.zeros_like(total), 0
             finished = stop or progress >= 1
             if finished or time.monotonic() - saved > 60 * args.checkpoint_every:
-                save_checkpoint(args.out / "checkpoint.safetensors", net, averages, adam, step)
+                save_checkpoint(args.out / "checkpoint.safetensors", net, averages, methods, step)
+                pieces.write(args.out, "raw", dict(net.named_parameters()))
+                for kimg in averages.values:
+                    pieces.write(args.out, f"ema-{kimg}", averages.state(kimg))
                 saved = marked = time.monotonic()
                 total, summed = torch.zeros_like(total), 0
             if finished:
                 break
-    states = {"raw": dict(net.named_parameters())} | {f"ema-{k}": averages.state(k) for k in averages.values}
-    for name, state in states.items():
-        weights.write(args.out / f"{name}.safetensors", {key: value.half() for key, value in state.items()})
     print(json.dumps({"step": step, "images": step * args.batch, "out": str(args.out)}))
 
 

@@ -14,6 +14,7 @@ from steindiff.corrections.replay import StepWeights
 from steindiff.denoisers import Denoiser, Gaussian, Mixture
 from steindiff.levels import Level, Levels
 from steindiff.solvers import Solver
+from steindiff.zoo import EDMPrecond, UNet, UNetConfig
 
 FLOAT = torch.float64
 
@@ -72,6 +73,19 @@ class Nonlinear(torch.nn.Module):
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         angle = (t.to(x.dtype) / 300.0).reshape(-1, *[1] * (x.ndim - 1))
         return torch.tanh(x @ self.a + torch.sin(angle)) @ self.b + 0.1 * torch.cos(angle) * x
+
+
+def random_unet(resolution: int) -> EDMPrecond:
+    """A U-Net of the zoo with random weights, for images of any size."""
+    attention = (False, False, False, True)
+    config = UNetConfig((3, resolution, resolution), 1, channels=(32, 64, 64, 64), blocks=1, attention=attention)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = EDMPrecond(UNet(config))
+        for module in network.modules():
+            if isinstance(module, torch.nn.Conv2d):  # those that start as zero would hide the derivative
+                torch.nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+    return network.eval().requires_grad_(False)
 
 
 def random_calibration(levels: Levels, solver: Solver, shape: tuple[int, ...]) -> Calibration:

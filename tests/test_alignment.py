@@ -202,7 +202,7 @@ def test_aligned_states_follow_the_fine_trajectory():
     reference = REFERENCES["edm"]
     levels = GaussianDensity()(reference)(EDM(), 5)
     x = noise(reference.seeds, (1, 8), levels[0], FLOAT)
-    out = sample(Spectral(), x, levels, DDIM(), EXACT(reference), capture=True)
+    out = sample(Spectral(), x, levels, DDIM(), EXACT(reference, 5), capture=True)
     for level, state in zip(levels, out.trajectory, strict=True):
         torch.testing.assert_close(state, reference.trajectory(level), rtol=1e-3, atol=1e-3 * float(state.std()))
 
@@ -282,10 +282,10 @@ def test_replay_of_a_table_is_replay_of_its_candidate(solver: Solver, schedule: 
 @pytest.mark.parametrize("value", [-1, math.nan])
 def test_bad_settings_are_named(name: str, value: float):
     with pytest.raises(ValueError, match=f"{name} must be"):
-        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups, **{name: value})
+        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups(), **{name: value})
 
 
 @pytest.mark.parametrize("name", ["bound", "tail", "ridge"])
 def test_settings_that_would_undo_the_fit_are_named(name: str):
     with pytest.raises(ValueError, match=f"{name} must be"):
-        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups, **{name: math.inf})
+        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups(), **{name: math.inf})

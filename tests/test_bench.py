@@ -12,10 +12,6 @@ from functools import partial
 
 import pytest
 import torch
-
-import toys
-from problems import FLOAT
-from steindiff import SOLVERS, noise, sample
 from steindiff.bench import SECTIONS, Cost, Scope, Spread, Timing, bench, hosts, interleaved
 from steindiff.bench.__main__ import main
 from steindiff.bench.plot import plot
@@ -23,6 +19,10 @@ from steindiff.bench.report import HEAD, markdown, rows
 from steindiff.bench.sections import distance, random_unet
 from steindiff.bench.timing import Stopwatch, Watched, on_gpu, wait
 from steindiff.bench.writing import write
+
+import toys
+from problems import FLOAT
+from steindiff import SOLVERS, noise, sample
 from steindiff.comparison import RandomFeatures, Subject
 from steindiff.denoisers import Autocast, EDMDenoiser
 from steindiff.schedules import EDM

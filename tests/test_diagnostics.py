@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
 import pytest
@@ -30,10 +32,12 @@ from steindiff.diagnostics import (
     plot_oscillation,
     sampled_gammas,
 )
+from steindiff.diagnostics._lipschitz import candidate
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP, by_functional
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import DDIM
+from steindiff.tableau import Step
 from stepping import digits, digits_denoiser
 
 
@@ -69,7 +73,7 @@ def test_operator_norm_is_the_largest_singular_value(push, route):
 def test_prop_4_1_the_bound_is_attained_by_exact_denoisers(schedule):
     """∂D/∂x of an exact denoiser is symmetric and positive, so for DDIM the certificate is the Lipschitz constant."""
     denoiser = two_modes()
-    levels = GRIDS["logsnr"](schedule, 6)
+    levels = GRIDS["logsnr-to-zero"](schedule, 6)
     found = lipschitz(
         denoiser, noise(range(4), (6,), levels[0], FLOAT), levels, DDIM(), torch.Generator().manual_seed(0),
         iterations=40, tolerance=1e-5,
@@ -129,7 +133,7 @@ def test_the_noise_predictors_bound_certifies_no_step_of_any_schedule(schedule, 
 
 
 def test_lipschitz_can_skip_steps():
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     start = noise(range(2), (6,), levels[0], FLOAT)
     whole, some = (
         lipschitz(spread_gaussian(), start, levels, DDIM(), torch.Generator().manual_seed(0), every=every)
@@ -137,16 +141,43 @@ def test_lipschitz_can_skip_steps():
     )
     assert some.sigma == whole.sigma[::2]
     torch.testing.assert_close(some.transition, whole.transition[::2], rtol=0.01, atol=0)
-    with pytest.raises(ValueError, match=r"every = 0: allowed are whole numbers >= 1"):
+    with pytest.raises(ValueError, match=r"every must be >= 1, got 0"):
         lipschitz(spread_gaussian(), start, levels, DDIM(), torch.Generator(), every=0)
 
 
+def test_lipschitz_refuses_a_network_without_a_gradient_and_takes_a_step_without_a_network():
+    levels = GRIDS["edm-to-zero"](EDM(), 4)
+    start = noise(range(2), (6,), levels[0], FLOAT)
+    found = lipschitz(spread_gaussian(), start, levels, SOLVERS["unipc-bh1-2"], torch.Generator().manual_seed(0))
+    assert torch.equal(found.transition[-1], torch.zeros(2, dtype=FLOAT))  # the last step returns an old evaluation
+    silent = X0(lambda x, t: torch.tanh(x).detach())
+    with pytest.raises(RuntimeError, match="network gives no gradient"):
+        lipschitz(silent, start, levels, DDIM(), torch.Generator())
+    step = Step(DDIM().tableau(levels, 0), silent)
+    with pytest.raises(RuntimeError, match="network gives no gradient"):
+        operator_norm(functools.partial(candidate, step), start, torch.Generator())
+
+
 def test_certificate_refuses_a_wrong_number_of_constants():
-    with pytest.raises(ValueError, match=r"noise: 3 constants for a run of 4 steps, need one each"):
-        certificate(GRIDS["edm"](EDM(), 4), [1.0] * 4, [1.0] * 3)
+    with pytest.raises(ValueError, match=r"noise must have one constant a step \(4\), got 3"):
+        certificate(GRIDS["edm-to-zero"](EDM(), 4), [1.0] * 4, [1.0] * 3)
 
 
-@pytest.mark.parametrize("grid", ["edm", "logsnr"])
+def test_appendix_c_special_cases():
+    """EDM: the threshold is 1. VP, α = cos φ, σ = sin φ: it grows to 1 as noise falls, and 1/α_t falls to 1."""
+    edm = certificate(GRIDS["edm-to-zero"](EDM(), 8), [0.0] * 8, [0.0] * 8)
+    assert edm.threshold == pytest.approx([1.0] * 8)
+    levels = GRIDS["uniform"](VP(), 8)
+    vp = certificate(levels, [0.0] * 8, [0.0] * 8)
+    angles = [math.atan2(level.sigma, level.alpha) for level in levels]
+    closed = [math.cos((s + t) / 2) / math.cos((s - t) / 2) for s, t in itertools.pairwise(angles)]
+    assert vp.threshold == pytest.approx(closed)
+    assert list(vp.threshold) == sorted(vp.threshold)
+    assert list(vp.ceiling) == sorted(vp.ceiling, reverse=True)
+    assert vp.ceiling[-1] - vp.threshold[-1] < vp.ceiling[0] - vp.threshold[0]
+
+
+@pytest.mark.parametrize("grid", ["edm-to-zero", "logsnr-to-zero"])
 def test_figure_4_steps_expand_at_few_steps_and_still_at_many(grid: str):
     """On digits with DPM-Solver++: step refinement alone does not remove local expansion."""
     peaks = {}
@@ -186,7 +217,7 @@ def test_oracle_gamma_is_near_one_where_stein_gamma_is_not():
         assert row.direct == pytest.approx(5.0, rel=0.02)
         assert row.stein == pytest.approx(5.0, rel=0.1)
         assert row.oracle == pytest.approx(1.0, abs=0.03)
-        assert row.improves
+        assert row.improves(row.stein)
     fine = ideal_gammas(denoiser, clean, levels, DDIM(), torch.Generator().manual_seed(1), probe=VJP(2))
     for a, b in zip(fine, rows, strict=True):
         assert a.oracle == pytest.approx(b.oracle, abs=1e-3)
@@ -203,7 +234,7 @@ def test_sampled_gammas_skip_pure_noise_and_follow_the_run():
 
 def test_decay_of_a_plain_run_measures_the_solver():
     exact = PROBLEMS["gaussian"]()
-    levels = GRIDS["edm"](EDM(0.02, 20.0), 5)
+    levels = GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     clean = exact.denoiser.sample(200, torch.Generator().manual_seed(0))
     found = decay(exact.denoiser, clean, levels, DDIM(), torch.Generator().manual_seed(1), Plain())
     x = couple(clean, levels[0], torch.Generator().manual_seed(1))
@@ -220,7 +251,7 @@ def test_minus_identity_oscillates_and_half_of_it_converges_at_once():
     assert torch.equal(found.plain[0], found.plain[-1])
     assert found.gamma == pytest.approx(0.5, abs=0.02)
     assert float(found.relaxed[-1].abs().max()) < 1e-6
-    with pytest.raises(ValueError, match=r"steps = 0: allowed are whole numbers >= 1"):
+    with pytest.raises(ValueError, match=r"steps must be >= 1, got 0"):
         oscillation(torch.ones(1), 0, 1.0, torch.Generator())
 
 
@@ -233,7 +264,7 @@ def draw(plot, *data) -> Figure:
 
 
 def test_plots_show_the_data():
-    denoiser, levels = spread_gaussian(), GRIDS["edm"](EDM(), 4)
+    denoiser, levels = spread_gaussian(), GRIDS["edm-to-zero"](EDM(), 4)
     generator = torch.Generator().manual_seed(0)
     clean = denoiser.sample(30, generator)
     constants = lipschitz(denoiser, noise(range(3), (6,), levels[0], FLOAT), levels, DDIM(), generator)
@@ -254,8 +285,11 @@ def test_plots_show_the_data():
         assert axes.get_xlabel()
         assert axes.get_ylabel()
         assert axes.get_legend() is not None
-    figure = Figure()
-    axes = figure.add_subplot()
+    axes = Figure().add_subplot()
+    own = sampled_gammas(denoiser, clean, levels, DDIM(), generator)
+    plot_gammas(coefficients, axes, own)
+    assert [container.get_label() for container in axes.containers] == ["Stein, ideal states", "Stein, sampled states"]
+    axes = Figure().add_subplot()
     for label in ("EDM", "log-SNR"):
         plot_lipschitz(constants, axes, label)
     assert axes.xaxis_inverted()  # once, not once per curve

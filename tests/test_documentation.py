@@ -1,21 +1,30 @@
-"""Every code block of README and documentation runs, every example runs, and the site builds without a warning."""
+"""Every code block of README and documentation runs, so do notebook and examples; the site needs no network."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from playwright.sync_api import sync_playwright
+from sklearn.datasets import load_digits
 
-import toys
+from browsers import FLAGS, chromium
+from steindiff import EDM, Model, Recipe, calibrate
+from steindiff.cli import options
 from steindiff.cli.app import run
 from steindiff.cli.commands import evaluate
-from steindiff.models import MODELS
+from steindiff.comparison import Calibrated
+from steindiff.denoisers import Mixture
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,16 +58,32 @@ def test_python_blocks(page, tmp_path, monkeypatch):
         exec(compile(code, f"{page.name}, block {number}", "exec"), vars(module))
 
 
+@cache
+def digits() -> torch.Tensor:
+    return torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
+
+
+def toy(guidance: float = 1.0, device: str = "cpu", compiled: bool = False) -> Model:
+    data = digits()[:100]
+    return Model(Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data))), EDM(), (1, 8, 8), name="digits")
+
+
+@cache
+def toy_calibration(solver, nfe):
+    return calibrate(toy(), nfe, solver, recipe=Recipe(seeds=range(1000, 1008), steps=8, search=None))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")], ids=name)
 def test_console_blocks(page, tmp_path, monkeypatch, capsys):
-    """The commands as written, with the digits in the place of the slow models."""
+    """The commands as written and in order, with digits in the place of the slow models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evaluate.Evaluation, "inception", staticmethod(lambda images: images.float().mean((2, 3))))
-    for model in MODELS:
-        monkeypatch.setitem(MODELS, model, lambda guidance, device, compiled=False: toys.subject())
-    monkeypatch.setattr(
-        evaluate.references, "load", lambda _: evaluate.Moments.of(toys.digits().mean((2, 3)).expand(-1, 3))
-    )
+    for model in options.MODELS:
+        monkeypatch.setitem(options.MODELS, model, toy)
+    found = lambda model, solver, nfe: toy_calibration(solver, nfe)  # noqa: E731
+    monkeypatch.setattr(Calibrated.__init__, "__defaults__", ("calibrated", found))
+    monkeypatch.setattr(options, "shipped_calibration", found)
+    monkeypatch.setattr(evaluate.references, "load", lambda _: evaluate.Moments.of(digits().mean((2, 3)).expand(-1, 3)))
     lines = [line for code in blocks(page, "console") for line in code.splitlines()]
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in lines:
@@ -71,7 +96,21 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
         elif program == "python":
             assert (ROOT / arguments[0]).exists(), line
         else:
-            assert program in ("pip", "git", "mkdocs"), line
+            assert program in ("pip", "git", "mkdocs", "source"), line
+
+
+def test_notebook(tmp_path, monkeypatch):
+    """Its code cells, in order, in one namespace."""
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    cells = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 5
+    for number, text in enumerate(code, 1):
+        exec(compile(text, f"tutorial.ipynb, cell {number}", "exec"), vars(module))
+    gaps = [float((module.__dict__[name].x - module.fine).square().mean()) for name in ("plain", "calibrated")]
+    assert gaps[1] < gaps[0]
 
 
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if not path.name.startswith("diffusers_")]
@@ -79,14 +118,64 @@ EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if not pat
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples(example, tmp_path, monkeypatch):
+    """They run; those that compare show a gain, even in their tiny form."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [example.name])
-    runpy.run_path(str(example), run_name="__main__")
+    text = example.read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [example.name, *(["--tiny"] if "--tiny" in text else [])])
+    main = runpy.run_path(str(example))["main"]
+    found = main()
+    if found is not None:
+        higher_is_better = "PSNR" in main.__doc__
+        rest = [value for key, value in found.items() if key not in ("calibrated", "reference")]
+        assert found["calibrated"] > max(rest) if higher_is_better else found["calibrated"] < min(rest), found
 
 
-def test_site_builds_without_a_warning(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "api" / "index.html").read_text().count("steindiff.loop") > 1
+    return folder
+
+
+def test_site_builds_without_a_warning(site):
+    assert (site / "api" / "index.html").read_text().count("steindiff.loop") > 1
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    path = chromium()
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+def test_site_needs_no_network_and_fits(site, browser):
+    """Every page at three widths: nothing asked for but files, nothing wider than the screen."""
+    context = browser.new_context()
+    opened = context.new_page()
+    asked: list[str] = []
+    opened.on("request", lambda request: asked.append(request.url))
+    for page in sorted(site.rglob("index.html")):
+        opened.goto(f"file://{page}")
+        for width in (320, 390, 1400):
+            opened.set_viewport_size({"width": width, "height": 800})
+            assert opened.evaluate("document.documentElement.scrollWidth") <= width, (page, width)
+    context.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_formulas_are_drawn(site, browser):
+    """TeX became MathML, and MathML has a size."""
+    opened = browser.new_page()
+    opened.goto(f"file://{site / 'method' / 'index.html'}")
+    source = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    sizes = opened.eval_on_selector_all("math", "all => all.map(one => one.getBoundingClientRect().height)")
+    text = opened.locator("article").inner_text()
+    opened.close()
+    assert len(sizes) == len(re.findall(r"^\$\$", source, re.MULTILINE)) > 0
+    assert min(sizes) > 10
+    assert not re.search(r"\$\$|\\(frac|sum|rho|bar)", text)

@@ -15,6 +15,7 @@ from steindiff.corrections import (
     Clamped,
     EveryStep,
     Expansion,
+    FirstSteps,
     Normalised,
     OnlySteps,
     Plain,
@@ -24,10 +25,11 @@ from steindiff.corrections import (
 )
 from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
 from steindiff.diagnostics import couple, decay, gammas, ideal_gammas, ideal_step, sampled_gammas
-from steindiff.grids import LogSNR
+from steindiff.grids import LogSNR, UniformTime
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP, Adaptive, Analytic, Exact, FiniteDifference, pushforward
 from steindiff.probes.base import dot
+from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, VP, Schedule
 from steindiff.solvers import DDIM, DPMSolverMultistep, Solver
 from steindiff.tableau import Evaluation, Step
@@ -103,13 +105,49 @@ def test_stein_gamma_is_biased_where_the_history_shares_the_noise_and_the_bias_i
     assert abs(float(gap.mean())) < 4.0 * float(gap.std() / len(gap) ** 0.5)  # with it: right
 
 
-def test_on_a_samplers_own_states_stein_gamma_leaves_direct_gamma():
-    """What the theorems assume holds at the first step only; the paper's trajectory is not the forward coupling."""
+def test_on_a_samplers_own_states_stein_gamma_leaves_that_of_ideal_states():
+    """γ̃ against γ*, both reference-free: equal at the first step, which starts at the coupling, and not later."""
     denoiser, clean = problem("digits", 500)
-    levels = GRIDS["logsnr"](EDM(), 6)
-    rows = sampled_gammas(denoiser, clean, levels, DDIM(), torch.Generator().manual_seed(0), probe=VJP(2), flow=still)
-    assert abs(rows[0].difference) < 4.0 * rows[0].difference_error
-    assert all(abs(row.difference) > 10.0 * row.difference_error for row in rows[3:])
+    levels = GRIDS["logsnr-to-zero"](EDM(), 6)
+    run = (denoiser, clean, levels, SOLVERS["dpmpp-2m"])
+    sampled = sampled_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2))
+    ideal = ideal_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2), flow=still)
+    assert [row.sigma for row in sampled] == [row.sigma for row in ideal]
+    apart = [
+        abs(a.gamma - b.stein) / (a.error**2 + b.stein_error**2) ** 0.5 for a, b in zip(sampled, ideal, strict=True)
+    ]
+    assert apart[0] < 4.0
+    assert apart[4] > 10.0
+    assert sampled[4].gamma < 0.2 < 1.0 < ideal[4].stein
+
+
+def test_direct_gamma_on_sampled_states_is_no_truth():
+    """The exact flow does not return to the image it started from, so E⟨u, x − x*⟩ there measures something else."""
+    denoiser = mixture_data()
+    start, s, t = EDM().level(20.0), EDM().level(1.0), EDM().level(0.3)
+    generator = torch.Generator().manual_seed(0)
+    clean = denoiser.sample(4000, generator)
+    fine = Levels(tuple(EDM().level(20.0 * (1.0 / 20.0) ** (k / 40)) for k in range(41)), EDM())
+    levels = Levels((s, t), EDM())
+    step = Step(DDIM().tableau(levels, 0), denoiser)
+    x = sample(denoiser, couple(clean, start, generator), fine, SOLVERS["heun"]).x
+    row = gammas(step, x, clean, levels, 0, still, generator, VJP(2))
+    ideal = 1.0 / (1.0 - 0.3)
+    assert abs(row.stein - ideal) < 0.02 * ideal  # Stein is right: the fine flow keeps the marginal
+    assert row.direct > 1.2 * ideal  # the old image is not the one these states are noisy versions of
+
+
+@pytest.mark.parametrize(("s", "t"), [(0.9, 0.5), (0.7, 0.3)])
+def test_one_over_one_minus_r_needs_alpha_one(s: float, t: float):
+    """On a VP schedule the optimum of DDIM is another one, and the reference-free form follows it."""
+    denoiser, clean = problem("mixture", 40000)
+    levels = Levels.from_times(VP(), [s, t])
+    generator = torch.Generator().manual_seed(0)
+    x = couple(clean, levels[0], generator)
+    row = gammas(Step(DDIM().tableau(levels, 0), denoiser), x, clean, levels, 0, still, generator, VJP(2))
+    wrong = 1.0 / (1.0 - levels[1].sigma / levels[0].sigma)
+    assert abs(row.difference) < 4.0 * row.difference_error
+    assert row.direct < 0.7 * wrong
 
 
 @pytest.mark.parametrize("data", ["gaussian", "mixture", "digits"])
@@ -162,7 +200,9 @@ def test_theorem_4_8_the_error_decays_by_the_product_along_the_run():
     for data in ("gaussian", "mixture", "digits"):
         denoiser, clean = problem(data, 400)
         for solver in PAPER_SOLVERS.values():
-            found = decay(denoiser, clean, GRIDS["edm"](EDM(0.02, 20.0), 5), solver, torch.Generator().manual_seed(1))
+            found = decay(
+                denoiser, clean, GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5), solver, torch.Generator().manual_seed(1)
+            )
             assert all(0.0 <= rho <= 1.0 + 1e-12 for rho in found.rho)
             assert found.error[-1] == pytest.approx(found.product, rel=1e-6)
             assert found.error[-1] <= found.bound * (1.0 + 1e-9)
@@ -174,7 +214,7 @@ def test_theorem_4_8_the_error_decays_by_the_product_along_the_run():
 def test_theorem_4_8_fails_for_the_estimator_beyond_the_first_step():
     """The product needs b/c with x* known: the reference-free coefficient does not follow it along a run."""
     denoiser, clean = problem("digits", 400)
-    levels = GRIDS["edm"](EDM(0.02, 20.0), 5)
+    levels = GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     generator = torch.Generator().manual_seed(1)
     exact = decay(denoiser, clean, levels, DDIM(), generator)
     with pytest.warns(UserWarning, match="Unclamped"):
@@ -189,7 +229,7 @@ def test_theorem_4_8_fails_for_the_estimator_beyond_the_first_step():
 def test_corollary_4_9_the_relaxed_step_stays_within_the_plain_steps_error(solver: Solver):
     denoiser, clean = problem("digits", 400)
     for schedule in (EDM(0.02, 20.0), VP(t_max=0.7)):
-        found = decay(denoiser, clean, LogSNR()(schedule, 6), solver, torch.Generator().manual_seed(2))
+        found = decay(denoiser, clean, LogSNR(to_zero=True)(schedule, 6), solver, torch.Generator().manual_seed(2))
         for deviation, plain in zip(found.deviation, found.plain, strict=True):
             assert deviation <= plain * (1.0 + 1e-9)
 
@@ -231,7 +271,7 @@ def test_theorem_4_11_errors_of_a_perturbed_coefficient_and_the_gap_condition(so
             measured = mean_square(torch.lerp(x, candidate, gamma), clean)
             assert measured - best == pytest.approx(c * (gamma - row.direct) ** 2, rel=1e-6, abs=1e-9 * plain)
             assert (measured <= plain) == (abs(share) < 1.0)
-        assert row.improves == (mean_square(torch.lerp(x, candidate, row.stein), clean) <= plain)
+        assert row.improves(row.stein) == (mean_square(torch.lerp(x, candidate, row.stein), clean) <= plain)
 
 
 def test_theorem_4_10_gamma_moves_in_proportion_to_a_small_score_deviation():
@@ -260,7 +300,7 @@ def test_theorem_4_10_gamma_moves_in_proportion_to_a_small_score_deviation():
     assert max(slopes) < 1.5 * slopes[-1]
 
 
-@pytest.mark.parametrize("grid", ["edm", "logsnr"])
+@pytest.mark.parametrize("grid", ["edm-to-zero", "logsnr-to-zero"])
 @pytest.mark.parametrize("name", ["ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-2", "heun"])
 def test_literal_form_diverges_on_digits_and_the_guard_says_where_and_why(name: str, grid: str):
     levels = GRIDS[grid](EDM(), 8)
@@ -275,9 +315,46 @@ def test_literal_form_diverges_on_digits_and_the_guard_says_where_and_why(name: 
         sample(digits_denoiser(), x, levels, SOLVERS[name], literal)
 
 
+@pytest.mark.parametrize("name", ["ddim", "dpmpp-2m", "heun"])
+def test_without_the_guard_the_literal_form_runs_to_its_end(name: str):
+    """The error is the guard's: unguarded, runs on digits end finite, and it is their samples that are judged."""
+    levels = GRIDS["edm-to-zero"](EDM(), 6)
+    x = noise(range(32), (64,), levels[0], FLOAT)
+    with pytest.warns(UserWarning, match="Unclamped"):
+        literal = Relaxation(VJP(1), bounds=Unclamped(growth=None))
+    out = sample(digits_denoiser(), x, levels, SOLVERS[name], literal)
+    assert bool(out.x.isfinite().all())
+    assert max(float(row["gamma"]) for row in out.statistics if row["active"]) > 3.0
+
+
+@pytest.mark.parametrize("maximum", [1.0, 1.1, 1.3])
+def test_a_maximum_bounds_gamma_and_nothing_else(maximum: float):
+    levels = GRIDS["edm-to-zero"](EDM(), 6)
+    x = noise(range(32), (64,), levels[0], FLOAT)
+    out = sample(digits_denoiser(), x, levels, DDIM(), Relaxation(VJP(1), bounds=Clamped(maximum=maximum)))
+    first = out.statistics[0]
+    assert float(first["optimum"]) > 1.35  # 1/(1 − r): the bound is what decides
+    assert float(first["gamma"]) == maximum
+    assert all(float(row["gamma"]) <= maximum for row in out.statistics if row["active"])
+
+
+def test_the_relaxation_before_unipcs_step_to_zero_has_no_effect():
+    """The next evaluation was made at the unrelaxed prediction, and the step to σ = 0 returns it."""
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
+    x = noise(range(8), (64,), levels[0], FLOAT)
+    solver = SOLVERS["unipc-bh1-2"]
+    halved = Relaxation(Analytic(), OnlySteps((3,)), Clamped(1e-6, 0.5))
+    plain, out = (sample(digits_denoiser(), x, levels, solver, c, capture=True) for c in (None, halved))
+    assert not torch.allclose(out.trajectory[4], plain.trajectory[4])
+    assert torch.equal(out.x, plain.x)
+    bare = GRIDS["edm"](EDM(), 5)  # without a step to zero it has one
+    plain, out = (sample(digits_denoiser(), x, bare, solver, c) for c in (None, halved))
+    assert not torch.equal(out.x, plain.x)
+
+
 def test_without_the_guard_the_literal_form_ends_far_from_any_noise_level():
     """What the guard spares: the same run by hand. The state should have the size of its level, √(σ² + E x*²)."""
-    denoiser, levels = digits_denoiser(), GRIDS["edm"](EDM(), 10)
+    denoiser, levels = digits_denoiser(), GRIDS["edm-to-zero"](EDM(), 10)
     x = noise(range(32), (64,), levels[0], FLOAT)
     excess = []
     for i in range(9):
@@ -299,7 +376,7 @@ def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
     for grid in GRIDS.values():
         for nfe in range(3, 21):
             try:
-                levels = solver.levels(grid, EDM(), nfe)
+                levels = levels_for(solver, grid, EDM(), nfe)
             except ValueError:
                 continue  # a solver of several stages cannot spend every budget
             x = noise(range(4), (64,), levels[0], FLOAT)
@@ -313,7 +390,7 @@ def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
 @pytest.mark.parametrize("probe", [VJP(1), Analytic(), FiniteDifference(2)], ids=lambda p: type(p).__name__)
 def test_gamma_one_is_the_plain_solver_bit_for_bit(solver: Solver, probe):
-    levels = GRIDS["logsnr"](VP(), 5)
+    levels = GRIDS["logsnr-to-zero"](VP(), 5)
     for dtype, average in ((torch.float32, OverBatch()), (FLOAT, PerSample())):
         network = X0(Nonlinear(dtype=dtype))
         x = noise(range(4), (6,), levels[0], dtype)
@@ -327,7 +404,7 @@ def test_gamma_one_is_the_plain_solver_bit_for_bit(solver: Solver, probe):
 def test_statistics_are_those_of_algorithm_1():
     """Against the algorithm written out for a run in VP coordinates."""
     denoiser = mixture_data()
-    levels = GRIDS["logsnr"](VP(t_max=0.6), 4)
+    levels = GRIDS["logsnr-to-zero"](VP(t_max=0.6), 4)
     x = noise(range(50), (8,), levels[0], FLOAT)
     step = Step(DDIM().tableau(levels, 0), denoiser)
     out = Relaxation(Exact())(step, x, levels, 0)
@@ -345,7 +422,7 @@ def test_statistics_are_those_of_algorithm_1():
 
 
 def test_per_sample_gamma_does_not_depend_on_the_batch():
-    denoiser, levels = mixture_data(), GRIDS["edm"](EDM(0.02, 20.0), 5)
+    denoiser, levels = mixture_data(), GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     x = noise(range(6), (8,), levels[0], FLOAT)
     alone = Relaxation(Exact(), average=PerSample())
     together = sample(denoiser, x, levels, DPMSolverMultistep(2), alone)
@@ -363,7 +440,7 @@ def test_per_sample_gamma_does_not_depend_on_the_batch():
 def test_normalised_coordinates_make_every_schedule_the_edm_one(schedule: str, solver: Solver):
     """The same ratios σ/α visited on any schedule give the same samples, up to rounding."""
     denoiser = mixture_data()
-    edm = GRIDS["edm"](EDM(0.05, 10.0), 5)
+    edm = GRIDS["edm-to-zero"](EDM(0.05, 10.0), 5)
     process = SCHEDULES[schedule]
     levels = Levels(tuple(process.at(level.lam) if level.sigma else process.clean() for level in edm), process)
     x = noise(range(20), (8,), edm[0], FLOAT)
@@ -381,7 +458,7 @@ def test_normalised_coordinates_make_every_schedule_the_edm_one(schedule: str, s
 def test_small_alpha_drowns_gamma_in_the_batchs_noise_and_more_probes_do_not_help():
     """1/α multiplies the sampling noise of ⟨u, x⟩ − σ² div u. In coordinates x/α there is no such term."""
     denoiser = mixture_data()
-    levels = GRIDS["logsnr"](VP(), 6)
+    levels = GRIDS["logsnr-to-zero"](VP(), 6)
     clean = denoiser.sample(1000, torch.Generator().manual_seed(0))
     x = couple(clean, levels[0], torch.Generator().manual_seed(1))
     step = Step(DDIM().tableau(levels, 0), denoiser)
@@ -400,7 +477,7 @@ def test_small_alpha_drowns_gamma_in_the_batchs_noise_and_more_probes_do_not_hel
 
 def test_leaves_pure_noise_and_the_last_step_alone():
     denoiser = mixture_data()
-    levels = GRIDS["uniform"](SCHEDULES["flow"], 4)
+    levels = UniformTime(to_zero=True)(SCHEDULES["flow"], 4)
     assert levels[0].alpha == 0.0
     out = sample(denoiser, noise(range(9), (8,), levels[0], FLOAT), levels, DDIM(), Relaxation(VJP(3)))
     assert [row["active"] for row in out.statistics] == [False, True, True, False]
@@ -417,15 +494,29 @@ def test_leaves_pure_noise_and_the_last_step_alone():
         (OnlySteps((0, 2)), [True, False, True, False, False]),
         (OnlySteps((-2,)), [False, False, False, True, False]),
         (OnlySteps(()), [False] * 5),
+        (FirstSteps(1), [True, False, False, False, False]),
+        (FirstSteps(3), [True, True, True, False, False]),
+        (FirstSteps(9), [True, True, True, True, False]),
         (TopK(1), [False, False, False, True, False]),  # the EDM grid's longest step in log-SNR
         (TopK(2), [False, False, True, True, False]),
         (TopK(9), [True, True, True, True, False]),
         (TopK(1, Expansion((0.1, 0.9, 5.0, 0.3, 0.1))), [False, False, True, False, False]),
     ],
-    ids=["two", "from the end", "none", "neediest", "two neediest", "all", "certificate"],
+    ids=[
+        "two",
+        "from the end",
+        "none",
+        "first",
+        "first three",
+        "first all",
+        "neediest",
+        "two neediest",
+        "all",
+        "certificate",
+    ],
 )
 def test_sparse_activation(activation, expected: list[bool]):
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     denoiser = mixture_data()
     x = noise(range(4), (8,), levels[0], FLOAT)
     out = sample(denoiser, x, levels, DDIM(), Relaxation(VJP(2), activation))
@@ -434,12 +525,12 @@ def test_sparse_activation(activation, expected: list[bool]):
 
 
 def test_equally_long_steps_go_to_the_earliest():
-    levels = GRIDS["logsnr"](EDM(), 8)
+    levels = GRIDS["logsnr-to-zero"](EDM(), 8)
     assert [TopK(3)(levels, i) for i in range(8)] == [True] * 3 + [False] * 5
 
 
 def test_adaptive_mode_pays_only_below_its_threshold():
-    levels = GRIDS["edm"](EDM(), 5)
+    levels = GRIDS["edm-to-zero"](EDM(), 5)
     x = noise(range(4), (8,), levels[0], FLOAT)
     costs = {
         mode: sample(mixture_data(), x, levels, DDIM(), Relaxation(probe)).backward_passes
@@ -463,7 +554,7 @@ def test_analytical_mode_is_right_at_high_noise_only():
 
 
 def test_seed_decides_the_probes():
-    levels = GRIDS["edm"](EDM(0.02, 20.0), 5)
+    levels = GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     denoiser = mixture_data()
     step = Step(DDIM().tableau(levels, 3), denoiser)
     x = couple(denoiser.sample(9, torch.Generator().manual_seed(0)), levels[3], torch.Generator().manual_seed(1))
@@ -474,13 +565,19 @@ def test_seed_decides_the_probes():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Relaxation(epsilon=-1.0), r"epsilon = -1.0: allowed are numbers >= 0"),
-        (lambda: Relaxation(seed=-1), r"seed = -1: allowed are whole numbers >= 0"),
-        (lambda: Clamped(0.0), r"minimum = 0.0: allowed are numbers in \(0, 1\]"),
-        (lambda: Unclamped(1.5), r"minimum = 1.5: allowed are numbers in \(0, 1\]"),
-        (lambda: TopK(0), r"k = 0: allowed are whole numbers >= 1"),
-        (lambda: OnlySteps((7,))(GRIDS["edm"](EDM(), 5), 0), r"steps: 7 is not one of a run of 5 steps"),
-        (lambda: Expansion((1.0,))(GRIDS["edm"](EDM(), 5), 0), r"lipschitz: 1 values for a run of 5 steps"),
+        (lambda: Relaxation(epsilon=-1.0), r"epsilon must be >= 0, got -1.0"),
+        (lambda: Relaxation(seed=-1), r"seed must be >= 0, got -1"),
+        (lambda: Clamped(0.0), r"minimum must be in \(0, 1\], got 0.0"),
+        (lambda: Unclamped(1.5), r"minimum must be in \(0, 1\], got 1.5"),
+        (lambda: TopK(0), r"k must be >= 1, got 0"),
+        (lambda: FirstSteps(0), r"k must be >= 1, got 0"),
+        (lambda: Clamped(0.5, 0.1), r"maximum must be >= minimum = 0.5, got 0.1"),
+        (lambda: Unclamped(growth=0.0), r"growth must be > 0 or None, got 0.0"),
+        (lambda: OnlySteps((7,))(GRIDS["edm-to-zero"](EDM(), 5), 0), r"steps must lie within a run of 5 steps, got 7"),
+        (
+            lambda: Expansion((1.0,))(GRIDS["edm-to-zero"](EDM(), 5), 0),
+            r"lipschitz must have one value a step \(5\), got 1",
+        ),
     ],
 )
 def test_refuses_bad_arguments(build, message: str):
@@ -494,7 +591,7 @@ def test_a_vanishing_residual_is_safeguarded():
     """On Dirac data at the mean the residual is 0: ε keeps γ a number, and the state stays."""
     exact = PROBLEMS["gaussian"]()
     exact.denoiser.variance = torch.zeros(3, dtype=FLOAT)
-    levels = GRIDS["edm"](EDM(), 4)
+    levels = GRIDS["edm-to-zero"](EDM(), 4)
     x = exact.denoiser.mean.expand(5, 3).clone()
     out = sample(exact.denoiser, x, levels, DDIM(), Relaxation(Exact()))
     torch.testing.assert_close(out.x, x)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from steindiff.zoo.shipped import FOLDER, location
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steindiff import zoo
@@ -16,7 +17,6 @@ from steindiff.calibration import Calibration
 from steindiff.levels import Level
 from steindiff.models import by_seed, embedded
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, weights
-from steindiff.zoo.shipped import FOLDER, location
 
 TINY = UNetConfig(
     shape=(3, 8, 8), num_classes=4, channels=(8, 16), blocks=1, attention=(False, True), head=8, embedding=16, groups=4

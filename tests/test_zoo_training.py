@@ -27,6 +27,7 @@ def train(monkeypatch):
     images = torch.arange(0, 256, 4, dtype=torch.uint8)[:, None, None, None].expand(64, 1, 8, 8)
     data = datasets.Dataset(images, torch.arange(64) % 4)
     monkeypatch.setattr(datasets, "load", lambda name, split: data)
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     monkeypatch.setitem(models.ARCHITECTURES, "cifar10", lambda: EDMPrecond(UNet(TINY)))
     monkeypatch.setitem(models.ARCHITECTURES, "fashion", lambda: VPNoise(UNet(TINY)))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -92,28 +93,29 @@ def test_training_lowers_the_loss_and_writes_loadable_weights(train, model, tmp_
     assert {file.name for file in tmp_path.iterdir()} == {
         "log.jsonl",
         "checkpoint.safetensors",
-        "raw.safetensors",
-        "ema-250.safetensors",
-        "ema-1000.safetensors",
+        "raw-1of1.safetensors",
+        "ema-250-1of1.safetensors",
+        "ema-1000-1of1.safetensors",
     }
-    raw = weights.read(tmp_path / "raw.safetensors")
+    raw = weights.read(tmp_path / "raw-1of1.safetensors")
     assert all(tensor.dtype == torch.float16 for tensor in raw.values())
-    net = zoo.load(model, path=tmp_path / "ema-250.safetensors")
+    net = zoo.load(model, path=tmp_path / "ema-250-1of1.safetensors")
     assert net(torch.randn(2, 1, 8, 8), torch.ones(2)).isfinite().all()
     assert json.loads(capsys.readouterr().out)["step"] == 60
 
 
-def test_resume_continues_from_every_state(train, tmp_path, monkeypatch):
-    run(train, monkeypatch, "fashion", "--steps", 6, "--out", tmp_path)
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_resume_continues_from_every_state(train, kind, tmp_path, monkeypatch):
+    run(train, monkeypatch, "fashion", "--steps", 6, "--optimizer", kind, "--out", tmp_path)
     net = models.ARCHITECTURES["fashion"]()
     averages = train.Averages(net, [250, 1000])
-    adam = torch.optim.Adam(net.parameters())
-    assert train.load_checkpoint(tmp_path / "checkpoint.safetensors", net, averages, adam) == 6
-    train.save_checkpoint(tmp_path / "again.safetensors", net, averages, adam, 6)
+    methods = train.optimizers(net, kind, 1e-3, 0.02)
+    assert train.load_checkpoint(tmp_path / "checkpoint.safetensors", net, averages, methods) == 6
+    train.save_checkpoint(tmp_path / "again.safetensors", net, averages, methods, 6)
     first, again = (weights.read(tmp_path / f"{name}.safetensors") for name in ("checkpoint", "again"))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[key], again[key]) for key in first)
-    run(train, monkeypatch, "fashion", "--steps", 8, "--resume", "--out", tmp_path)
+    run(train, monkeypatch, "fashion", "--steps", 8, "--resume", "--optimizer", kind, "--out", tmp_path)
     assert weights.metadata(tmp_path / "checkpoint.safetensors") == {"step": "8"}
 
 
@@ -126,7 +128,7 @@ def test_sigterm_saves_and_stops(train, tmp_path, monkeypatch):
     monkeypatch.setitem(train.main.__globals__, "learning_rate", terminated)
     run(train, monkeypatch, "fashion", "--minutes", 5, "--out", tmp_path)
     assert weights.metadata(tmp_path / "checkpoint.safetensors") == {"step": "4"}
-    assert (tmp_path / "raw.safetensors").is_file()
+    assert (tmp_path / "raw-1of1.safetensors").is_file()
 
 
 def test_a_foreign_checkpoint_is_named(train, tmp_path, monkeypatch):
@@ -137,8 +139,9 @@ def test_a_foreign_checkpoint_is_named(train, tmp_path, monkeypatch):
 
 def test_weights_alone_can_be_started_from(train, tmp_path, monkeypatch):
     run(train, monkeypatch, "fashion", "--steps", 6, "--out", tmp_path)
-    run(train, monkeypatch, "fashion", "--steps", 6, "--init", tmp_path / "raw.safetensors", "--out", tmp_path / "b")
-    assert (tmp_path / "b" / "raw.safetensors").is_file()
+    raw = tmp_path / "raw-1of1.safetensors"
+    run(train, monkeypatch, "fashion", "--steps", 6, "--init", raw, "--out", tmp_path / "b")
+    assert (tmp_path / "b" / "raw-1of1.safetensors").is_file()
 
 
 def test_a_budget_is_required(train, tmp_path, monkeypatch, capsys):

@@ -35,6 +35,9 @@ from steindiff.stein_probes import GaussianDensity, SelfEnergy
 
 logger = logging.getLogger(__name__)
 
+Chosen = Callable[[int], bool]
+"""Which samples of a reference run count, by their places."""
+
 Energy = Callable[[ReferenceRun], Tensor]
 """Where the clean energy M comes from: a reference run to `(N, K)` or `(1, K)`."""
 
@@ -43,10 +46,17 @@ Density = Callable[[ReferenceRun], Grid]
 
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
+FEW_STEPS = 5
+"""Below this many steps a second difference says more of the calibration's seeds than of the model."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 BETTER = 0.97
 """A calibration must have at most this share of the plain solver's mismatch to be kept."""
+
+
+def judging(place: int) -> bool:
+    """Whether the sample at this place judges."""
+    return place % JUDGES == JUDGES - 1
 
 
 class Progress(NamedTuple):
@@ -66,7 +76,7 @@ class ByAlignment:
         below: balance the energy of steps that end at σ/α <= below · σ_data; ∞ all.
         bound: keep the energy factor in [1/bound, bound].
         significance: leave a band alone unless the correction exceeds this many standard errors.
-        terms: how many differences of the latest denoised images to use.
+        terms: how many differences of the latest denoised images to use; None: one in runs below five steps, else two.
         tail: weight of busy images in the fit; a large number (1e9) counts all alike.
         ridge: pull towards the plain step.
     """
@@ -74,20 +84,21 @@ class ByAlignment:
     below: float = math.inf
     bound: float = 4.0
     significance: float = 0.0
-    terms: int = 1
+    terms: int | None = None
     tail: float = 0.1
     ridge: float = 1e-3
 
-    def __call__(self, reference: ReferenceRun, fitted: Tensor | None = None) -> Correction:
+    def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
+        """The correction for runs of `steps` steps, fitted to some samples or all."""
         return Alignment(
             reference.basis,
             reference.trajectory,
-            reference.groups,
-            fitted,
+            reference.groups() if fitted is None else reference.groups(fitted),
+            None if fitted is None else reference.rows(fitted),
             below=self.below * reference.sigma_data,
             bound=self.bound,
             significance=self.significance,
-            terms=self.terms,
+            terms=(1 if steps < FEW_STEPS else 2) if self.terms is None else self.terms,
             tail=self.tail,
             ridge=self.ridge,
         )
@@ -109,13 +120,14 @@ class ByEnergy:
     bound: float = 4.0
     significance: float = 2.0
 
-    def __call__(self, reference: ReferenceRun, fitted: Tensor | None = None) -> Correction:
+    def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
+        """The correction for runs of `steps` steps; it fits nothing to single samples."""
         below = self.below * reference.sigma_data
         return Balance(reference.basis, self.energy(reference), below, self.bound, self.significance)
 
 
 Fits = Callable[..., Correction]
-"""`ByAlignment` or `ByEnergy`: a reference run, and which samples count, to a correction that says ρ, τ and errors."""
+"""`ByAlignment` or `ByEnergy`: a reference run, steps and the samples that count, to a correction that says ρ and τ."""
 
 
 @dataclass(frozen=True)
@@ -274,13 +286,14 @@ class Budget:
         device = reference.model.device
         goal = reference.samples.to(device)
         power = recipe.search.power if recipe.search else 0.5
-        objective = Mismatch(reference.basis, goal, reference.groups, power)
-        fitted, judges = self.split()
+        objective = Mismatch(reference.basis, goal, reference.groups(), power)
+        judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
+        fitted = (lambda place: not judging(place)) if judged_apart else None
         stopped = False
         plain = Trials(reference, self.solver, Plain(), objective, self.told)
-        trials = Trials(reference, self.solver, recipe.fit(reference, fitted), objective, self.told)
-        calls = plain.denoiser.calls + trials.denoiser.calls
         starts = self.starting_points(near)
+        trials = Trials(reference, self.solver, recipe.fit(reference, starts[0].steps, fitted), objective, self.told)
+        calls = plain.denoiser.calls + trials.denoiser.calls
         self.total = len(starts) + len(recipe.rivals)
         self.total += recipe.search.trials(self.solver, starts[0]) if recipe.search else 0
         found: list[Found] = []
@@ -299,7 +312,7 @@ class Budget:
                 raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
             stopped = True
             logger.warning("stopped: keeping the best of %d trials", self.done)
-        kept, judged = self.judge(found, judges)
+        kept, judged = self.judge(found, judging if judged_apart else lambda place: True)
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
             statistics = self.refit(kept.trial.levels, trials.denoiser)
@@ -330,14 +343,6 @@ class Budget:
             },
         )
 
-    def split(self) -> tuple[Tensor | None, Tensor]:
-        """Which local samples weights are fitted to while it is judged, and which judge: `(N,)` bool."""
-        first, count = self.reference.first, len(self.reference.local_seeds)
-        judges = torch.arange(first, first + count) % JUDGES == JUDGES - 1
-        if (not self.recipe.rivals and self.recipe.search is None) or len(self.reference.seeds) < JUDGES:
-            return None, torch.ones_like(judges)
-        return ~judges, judges
-
     def starting_points(self, near: Levels | None) -> list[Levels]:
         """Where a search may begin; the first is where an unsearched calibration steps."""
         grid = self.recipe.grid
@@ -351,13 +356,13 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def judge(self, found: Sequence[Found], judges: Tensor) -> tuple[Found, dict[str, float]]:
+    def judge(self, found: Sequence[Found], judges: Chosen) -> tuple[Found, dict[str, float]]:
         """The candidate to keep, by the mismatch of samples nothing was fitted to, and that of all of them."""
         reference = self.reference
-        rows = judges.to(reference.model.device)
+        rows = reference.rows(judges).to(reference.model.device)
         goal = reference.samples.to(reference.model.device)[rows]
         power = self.recipe.search.power if self.recipe.search else 0.5
-        objective = Mismatch(reference.basis, goal, reference.groups[judges], power)
+        objective = Mismatch(reference.basis, goal, reference.groups(judges), power)
         judged = {candidate.name: objective(candidate.trial.states[-1].x[rows]) for candidate in found}
         corrected = [c for c in found if c.corrected]
         best = min(corrected, key=lambda c: judged[c.name])
@@ -368,7 +373,7 @@ class Budget:
         """The weights of every step, fitted to all seeds."""
         reference = self.reference
         x = reference.model.noise(reference.local_seeds, levels[0])
-        return sample(denoiser, x, levels, self.solver, self.recipe.fit(reference)).statistics
+        return sample(denoiser, x, levels, self.solver, self.recipe.fit(reference, levels.steps)).statistics
 
 
 def step_weights(statistics: Mapping[str, Any]) -> StepWeights:

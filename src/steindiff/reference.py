@@ -115,15 +115,20 @@ class ReferenceRun:
         return self.trajectory.levels[-1].sigma == 0.0
 
     @property
-    def first(self) -> int:
-        """The place of the first local seed among all."""
-        return self.seeds.index(self.local_seeds[0])
+    def places(self) -> range:
+        """The places of the local seeds among all."""
+        first = self.seeds.index(self.local_seeds[0])
+        return range(first, first + len(self.local_seeds))
 
-    @property
-    def groups(self) -> Groups:
-        """Which of the local samples share a condition."""
-        labels = [self.model.condition_of(seed) for seed in self.seeds]
-        return Groups.of(labels, slice(self.first, self.first + len(self.local_seeds)))
+    def groups(self, chosen: Callable[[int], bool] = lambda place: True) -> Groups:
+        """Which local samples share a condition, among those whose places are `chosen`."""
+        places = [k for k in range(len(self.seeds)) if chosen(k)]
+        labels = [self.model.condition_of(self.seeds[k]) for k in places]
+        return Groups.of(labels, [i for i, k in enumerate(places) if k in self.places])
+
+    def rows(self, chosen: Callable[[int], bool]) -> Tensor:
+        """Which local samples are chosen by their places, `(N,)` bool."""
+        return torch.tensor([chosen(k) for k in self.places])
 
     def self_energy(self) -> Tensor:
         """The energy |x_f|² of the trajectory's own samples, `(N, K)`: right also where D is not a conditional mean."""
@@ -132,7 +137,7 @@ class ReferenceRun:
     def variances(self) -> Tensor:
         """Band variances of the samples within their condition, E|x′_f|², `(K,)` float64."""
         coefficients = self.basis.forward(self.samples)
-        return mean(self.basis.average((coefficients - self.groups.means(coefficients)).square()))
+        return mean(self.basis.average((coefficients - self.groups().means(coefficients)).square()))
 
     @property
     def sigma_data(self) -> float:

@@ -143,6 +143,7 @@ class Sampler:
             ValueError: if an argument is out of range, or the sampler was calibrated for another model.
             RuntimeError: if the network or the state became NaN or infinite, naming the step.
         """
+        check_seeds(seeds)
         with bar("sampling", len(seeds), shown=progress) as advance:
             parts = []
             for part in self.batches(model, seeds, batch, capture=capture):

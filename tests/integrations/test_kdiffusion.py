@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +13,13 @@ from torch import Tensor, nn
 
 from problems import random_calibration
 from steindiff import sample
-from steindiff.calibrating import Recipe
-from steindiff.corrections.replay import Replay
-from steindiff.denoisers import Gaussian
+from steindiff.calibrating import Recipe, calibrate
+from steindiff.denoisers import EDMDenoiser, Epsilon, FlowVelocity, Gaussian
 from steindiff.grids import Karras, LogSNR
-from steindiff.integrations.kdiffusion import calibrate_steindiff, levels_of, sample_steindiff, sigmas_of
+from steindiff.integrations.kdiffusion import HostDenoiser, hosted, levels_of, sample_steindiff, sigmas_of
 from steindiff.levels import Level
-from steindiff.schedules import EDM, Discrete, Flow
+from steindiff.schedules import EDM, VP, Discrete, Flow
+from steindiff.search import Search
 from steindiff.solvers import DDIM, SOLVERS, DPMSolverMultistep, Heun, UniPCBh2
 
 SHAPE = (3, 8, 8)
@@ -117,7 +119,7 @@ def test_a_vp_calibration_replays_in_the_hosts_coordinates(solver: Any):
             return host(x / level.alpha, torch.full(x.shape[:1], level.ratio))
 
     x = start(levels[0].sigma)
-    mine = sample(VP(torch.zeros(SHAPE), torch.ones(SHAPE)), x, levels, solver, Replay(calibration))
+    mine = sample(VP(torch.zeros(SHAPE), torch.ones(SHAPE)), x, levels, solver, calibration.replay())
     host.calls.clear()
     with torch.inference_mode():
         out = sample_steindiff(host, x / levels[0].alpha, sigmas_of(calibration), calibration=calibration)
@@ -143,30 +145,118 @@ def test_callback_extra_arguments_and_dtype():
 
 
 @pytest.mark.parametrize("flow", [False, True])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_callback_pairs_a_state_with_its_denoised_image(name: str, flow: bool):
+    """`x` is the state before step i, at sigma[i], and `denoised` the model's answer to it: also for Heun."""
+    host, given, seen = Host(flow=flow), sigmas(flow=flow), []
+    x = start(float(given[0]))
+    with torch.inference_mode():
+        out = sample_steindiff(host, x, given, callback=seen.append, solver=name, flow=flow)
+        assert torch.equal(seen[0]["x"], x)
+        for call in seen:
+            assert close(call["denoised"], host(call["x"], call["sigma"].expand(2)))
+        if name in ("heun", "ddim"):  # the last step is Euler's to σ = 0: the denoised image itself
+            assert close(out, seen[-1]["denoised"])
+    assert [call["i"] for call in seen] == list(range(6))
+
+
+TOLD = (0.9, 0.95, 1.1, 0.8, 1.0)
+
+
+class Net(nn.Module):
+    """A network f(x, t) that hears its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return torch.tanh(self.conv(x) + (1 + t).log().reshape(-1, 1, 1, 1)) + 0.2 * x
+
+
+def host_of(kind: str, net: Net) -> Any:
+    """What a host makes of the network: model(x, sigma), its own idea of the time behind sigma included."""
+
+    def edm(x: Tensor, sigma: Tensor) -> Tensor:
+        return net(x, sigma)
+
+    def flow(x: Tensor, sigma: Tensor) -> Tensor:
+        return x - sigma.reshape(-1, 1, 1, 1) * net(x, sigma)
+
+    def vp(x: Tensor, sigma: Tensor) -> Tensor:
+        s = sigma.reshape(-1, 1, 1, 1)
+        t = torch.tensor([VP().time(-math.log(float(v))) for v in sigma])
+        return x - s * net(x / (1 + s**2).sqrt(), t)
+
+    return {"edm": edm, "flow": flow, "vp": vp}[kind]
+
+
+@pytest.mark.parametrize("solver", [DPMSolverMultistep(2), Heun(), SOLVERS["dpmpp-2s"]], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("kind", ["edm", "flow", "vp"])
+def test_told_levels_mean_what_they_mean_in_our_loop(kind: str, solver: Any):
+    net = Net()
+    schedule = {"edm": EDM(0.02, 20.0), "flow": Flow(0.01, 0.98), "vp": VP()}[kind]
+    denoiser = {"edm": EDMDenoiser, "flow": FlowVelocity, "vp": Epsilon}[kind](net)
+    levels = LogSNR()(schedule, 5)
+    told = levels.tell(TOLD)
+    calibration = replace(random_calibration(told, solver, SHAPE), conditions={"prediction": "epsilon"})
+    unit = 1.0 if kind == "flow" else levels[0].alpha
+    x = start(levels[0].sigma)
+    with torch.inference_mode():
+        mine = sample(denoiser, x, told, solver, calibration.replay())
+        given = sigmas_of(calibration)
+        out = sample_steindiff(host_of(kind, net), x / unit, given, calibration=calibration, flow=kind == "flow")
+        untold = random_calibration(levels, solver, SHAPE)
+        other = sample_steindiff(host_of(kind, net), x / unit, given, calibration=untold, flow=kind == "flow")
+    end = 1.0 if kind == "flow" else levels[-1].alpha
+    assert close(out * end, mine.x)
+    assert not close(out, other, 1e-3)
+
+
+def test_told_levels_of_an_unknown_prediction_are_refused():
+    """A v-prediction told another level cannot be expressed by its denoised image without its input scale."""
+    levels = LogSNR()(VP(), 5).tell(TOLD)
+    calibration = random_calibration(levels, DDIM(), SHAPE)
+    with pytest.raises(ValueError, match="conditions do not say prediction = 'epsilon'"):
+        sample_steindiff(Host(), start(20.0), sigmas_of(calibration), calibration=calibration)
+
+
+QUICK = Recipe(seeds=range(6), steps=6, search=Search(iterations=1), rivals=(), to_zero=True)
+
+
+@pytest.mark.parametrize("flow", [False, True])
 def test_calibrate_under_inference_mode(flow: bool):
-    """Weights made in inference mode, as ComfyUI's are: derivatives by torch.func, and the result helps."""
+    """Weights made in inference mode, as ComfyUI's are, and a network that overwrites its input and its output."""
     with torch.inference_mode():
         host = Host(flow=flow)
-        low, high = (0.01, 0.99) if flow else (0.02, 20.0)
-        recipe = Recipe(steps=8, probe_levels=3, probe_samples=4)
-        calibration = calibrate_steindiff(
-            host, SHAPE, 4, low, high, flow=flow, recipe=recipe, seeds=range(8), settings={"cfg": 3.0}
-        )
-        assert calibration.settings["backward_passes"] > 0
+        buffer = torch.empty(4, *SHAPE)
+
+        def inplace(x: Tensor, sigma: Tensor) -> Tensor:
+            found = buffer[: len(x)].copy_(host(x, sigma))
+            x.zero_()
+            return found
+
+        low, high = (0.01, 1.0) if flow else (0.02, 20.0)
+        model = hosted(HostDenoiser(inplace, flow=flow, conditions={"cfg": 3.0}), SHAPE, low, high)
+        calibration = calibrate(model, 4, recipe=QUICK, batch=4)
+        assert calibration.provenance["backward_passes"] == 0
+        assert max(n for n, _ in host.calls) <= 4
         given = sigmas_of(calibration)
         x = start(float(given[0]))
         host.calls.clear()
-        out = sample_steindiff(host, x, given, calibration=calibration, flow=flow, settings={"cfg": 3.0})
+        out = sample_steindiff(inplace, x, given, calibration=calibration, flow=flow, conditions={"cfg": 3.0})
         assert len(host.calls) == 4
+        assert close(out, sample_steindiff(host, x, given, calibration=calibration, flow=flow))
         plain = sample_steindiff(host, x, given, flow=flow)
     assert out.isfinite().all()
     assert not torch.equal(out, plain)
 
 
-def test_a_given_grid_needs_no_derivatives():
-    recipe = Recipe(steps=4, grid=Karras())
-    calibration = calibrate_steindiff(Host(), SHAPE, 4, 0.02, 20.0, recipe=recipe, seeds=range(4))
-    assert calibration.settings["backward_passes"] == 0
+def test_one_level_or_none_returns_the_state():
+    x = start(1.0)
+    assert sample_steindiff(Host(), x, torch.tensor([1.0])) is x
+    assert sample_steindiff(Host(), x, torch.tensor([])) is x
 
 
 def test_misuse_is_refused():
@@ -175,7 +265,7 @@ def test_misuse_is_refused():
     host, given, x = Host(), sigmas_of(calibration), start(20.0)
     run = {"calibration": calibration}
     with pytest.raises(ValueError, match="solver: measured with DPMSolverMultistep"):
-        sample_steindiff(host, x, given, solver=DDIM(), **run)
+        sample_steindiff(host, x, given, solver="ddim", **run)
     with pytest.raises(ValueError, match=r"sigmas: 6 steps, .*the calibration is for 5 steps"):
         sample_steindiff(host, x, sigmas(6), **run)
     with pytest.raises(ValueError, match=r"shape: measured for \(3, 8, 8\), asked for \(3, 4, 4\)"):
@@ -183,10 +273,10 @@ def test_misuse_is_refused():
     with pytest.raises(ValueError, match="flow = True: the calibration was measured on EDM"):
         sample_steindiff(host, x, given / 100, flow=True, **run)
     with pytest.raises(ValueError, match=r"cfg: measured with None, asked for 7\.5"):
-        sample_steindiff(host, x, given, settings={"cfg": 7.5}, **run)
+        sample_steindiff(host, x, given, conditions={"cfg": 7.5}, **run)
     with pytest.raises(ValueError, match=r"levels\[1\].*noise must strictly decrease"):
         sample_steindiff(host, x, given.flip(0))
-    with pytest.raises(ValueError, match=r"sigmas: shape \(1, 6\)"):
+    with pytest.raises(ValueError, match=r"sigmas must be a list of noise levels \(n,\), got shape \(1, 6\)"):
         sample_steindiff(host, x, given[None])
-    with pytest.raises(ValueError, match="need 0 < sigma_min < sigma_max"):
-        calibrate_steindiff(host, SHAPE, 4, 1.0, 0.5)
+    with pytest.raises(ValueError, match="sigma_min must be > 0 and below sigma_max"):
+        hosted(HostDenoiser(host), SHAPE, 1.0, 0.5)

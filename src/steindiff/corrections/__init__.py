@@ -4,7 +4,7 @@ A new file with a `VARIANTS` table is found by walking this folder.
 """
 
 from steindiff._discovery import Registry
-from steindiff.corrections.activation import Activation, EveryStep, Expansion, OnlySteps, TopK, log_step
+from steindiff.corrections.activation import Activation, EveryStep, Expansion, FirstSteps, OnlySteps, TopK, log_step
 from steindiff.corrections.base import Correction, Transition
 from steindiff.corrections.consistency import Consistency, Likelihood, LogSigma, Matched, PerDimension
 from steindiff.corrections.plain import Plain
@@ -30,6 +30,7 @@ __all__ = [
     "Correction",
     "EveryStep",
     "Expansion",
+    "FirstSteps",
     "Likelihood",
     "LogSigma",
     "Matched",

@@ -55,7 +55,7 @@ class OnlySteps(Activation):
     def __call__(self, levels: Levels, i: int) -> bool:
         for step in self.steps:
             if not -levels.steps <= step < levels.steps:
-                raise ValueError(f"steps: {step} is not one of a run of {levels.steps} steps")
+                raise ValueError(f"steps must lie within a run of {levels.steps} steps, got {step}")
         return i in {step % levels.steps for step in self.steps}
 
 
@@ -76,20 +76,43 @@ class Expansion:
 
     def __call__(self, levels: Levels, i: int) -> float:
         if len(self.lipschitz) != levels.steps:
-            raise ValueError(
-                f"lipschitz: {len(self.lipschitz)} values for a run of {levels.steps} steps, need one each"
-            )
+            raise ValueError(f"lipschitz must have one value a step ({levels.steps}), got {len(self.lipschitz)}")
         s, t = levels[i], levels[i + 1]
         r = t.sigma / s.sigma
         return r + (t.alpha - r * s.alpha) * self.lipschitz[i]
 
 
+def check_count(k: int) -> None:
+    """Refuse to correct fewer than one step."""
+    if k < 1:
+        raise ValueError(f"k must be >= 1, got {k}")
+
+
+@dataclass(frozen=True)
+class FirstSteps(Activation):
+    r"""The first K steps: the paper's sparse activation, "K <= 3 for early/high-noise stages".
+
+    Steps from α = 0 or to σ = 0 are not counted.
+
+    Args:
+        k: how many steps.
+    """
+
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        check_count(self.k)
+
+    def __call__(self, levels: Levels, i: int) -> bool:
+        return inner(levels, i) and sum(inner(levels, j) for j in range(i)) < self.k
+
+
 @dataclass(frozen=True)
 class TopK(Activation):
-    r"""The K steps that need it most; the paper's K is at most 3 and its rule is not given.
+    r"""The K steps that need it most: our variant of `FirstSteps`, for a measured need.
 
-    Steps from α = 0 or to σ = 0 do not compete. Of equal needs the earlier step wins, which on a log-SNR grid, where
-    all steps are of equal length, gives the high-noise steps the paper speaks of.
+    Steps from α = 0 or to σ = 0 do not compete. Of equal needs the earlier step wins. By `log_step` an EDM grid gives
+    its latest noisy steps, a log-SNR grid its earliest.
 
     Args:
         k: how many steps.
@@ -100,8 +123,7 @@ class TopK(Activation):
     need: Need = log_step
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k = {self.k}: allowed are whole numbers >= 1")
+        check_count(self.k)
 
     def __call__(self, levels: Levels, i: int) -> bool:
         # Rounding in a grid must not decide between steps that are equal by construction.

@@ -57,7 +57,9 @@ def significant(values: Tensor, errors: float) -> Tensor:
 
 def weights_of(energy: Tensor, tail: float) -> Tensor:
     r"""How much every sample counts, by its band energies `(N, K)`: 1/(|y_f|² + tail · E|y_f|²)."""
-    return 1.0 / (energy + tail * mean(energy) + TINY)
+    level = mean(energy)
+    level = level.clamp(min=1e-8 * float(level.max()))  # a band that does not vary must not decide everything
+    return 1.0 / (energy + tail * level + TINY)
 
 
 @dataclass(frozen=True)
@@ -73,23 +75,20 @@ class Groups:
     count: int
 
     @classmethod
-    def of(cls, labels: Sequence[Hashable], own: slice = slice(None)) -> Groups:
+    def of(cls, labels: Sequence[Hashable], local: Sequence[int] | None = None) -> Groups:
         """Group samples by label; those whose label no other has form one group.
 
         Args:
             labels: of the samples of all processes.
-            own: which of them are this process's.
+            local: which of them are this process's; None: all.
         """
         times = Counter(labels)
         shared: list[Hashable] = [None if times[label] < 2 else (label,) for label in labels]
         if shared.count(None) == 1:  # nobody to deviate from: all are compared with all
             shared = [None] * len(labels)
         numbers = {label: k for k, label in enumerate(dict.fromkeys(shared))}
-        return cls(torch.tensor([numbers[label] for label in shared[own]], dtype=torch.int64), len(numbers))
-
-    def __getitem__(self, rows: Tensor) -> Groups:
-        """Only these samples."""
-        return Groups(self.index[rows.to(self.index.device)], self.count)
+        mine = shared if local is None else [shared[k] for k in local]
+        return cls(torch.tensor([numbers[label] for label in mine], dtype=torch.int64), len(numbers))
 
     def means(self, values: Tensor) -> Tensor:
         """Every sample's group mean, `(N, *)`, of `values`, `(N, *)`."""
@@ -138,7 +137,7 @@ class Alignment(Correction):
     Args:
         basis: orthonormal basis and its bands.
         target: the state of the same seeds on the fine trajectory, at any level, `(N, *)`.
-        groups: which samples share a condition.
+        groups: which of the fitted samples share a condition.
         fitted: which samples the weights are fitted to, `(N,)` bool; the others are corrected with them. None: all.
         below: balance the energy of steps that end at σ_t/α_t <= below; alignment acts on all steps.
         bound: κ is kept in [1/bound, bound].
@@ -191,7 +190,7 @@ class Alignment(Correction):
         """
         r, b = linear(s, t)
         basis = self.basis
-        groups = self.groups if self.fitted is None else self.groups[self.fitted]
+        groups = self.groups
         goal_mean = groups.means(goal)
         state_mean = groups.means(state)
         means = [groups.means(feature) for feature in features]

@@ -88,9 +88,10 @@ class Consistency(Correction):
 
     Args:
         proposal: the correction whose result is blended; the paper's is the relaxation.
-        lookahead: the solver of the long step, as on a run of that one step.
-        interpolation: `LogSigma()` as in the paper, or `Matched()`.
-        weight: `Likelihood()` as in the paper, or `PerDimension()`.
+        lookahead: the solver of the long step, as on a run of that one step. The paper's `TwoStep(x, t_k, t_{k−2})`
+            is not spelled out; a first-order step is our reading, and the one that needs no further evaluation.
+        interpolation: `LogSigma()` as in the paper, or `Matched()`, ours.
+        weight: `Likelihood()` as in the paper, or `PerDimension()`, ours.
 
     References:
         Mitigating the Contractivity Trap in Diffusion ODEs via Stein Stabilization (Li & Zeng, 2026),
@@ -100,7 +101,7 @@ class Consistency(Correction):
     proposal: Correction = field(default_factory=Relaxation)
     lookahead: Solver = field(default_factory=DDIM)
     interpolation: Interpolation = field(default_factory=LogSigma)
-    weight: Weight = field(default_factory=PerDimension)
+    weight: Weight = field(default_factory=Likelihood)
 
     @property
     def memory(self) -> int:
@@ -131,4 +132,8 @@ class Consistency(Correction):
         return drive(run(self.lookahead.tableau(levels, 0), x), denoised).candidate
 
 
-VARIANTS = {"consistency": Consistency()}
+VARIANTS = {
+    "consistency": Consistency(),
+    "consistency-per-dimension": Consistency(weight=PerDimension()),
+    "consistency-matched": Consistency(interpolation=Matched(), weight=PerDimension()),
+}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steindiff.averages import Average, OverBatch
-from steindiff.corrections.activation import Activation, EveryStep
+from steindiff.corrections.activation import Activation, EveryStep, FirstSteps
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
 from steindiff.probes.adaptive import Adaptive
@@ -21,8 +21,8 @@ from steindiff.probes.vjp import VJP
 from steindiff.tableau import Step
 
 GROWTH = 3.0
-"""A relaxed state this many times larger than both the state and the candidate it mixes is taken as divergence: the
-optimum brings the state nearer to x*, which is no larger than they are."""
+"""A relaxed state this many times larger than both the state and the candidate it mixes is taken as divergence. A rule
+of thumb: on VP schedules, where x* may be larger than both, it also refuses steps that are right."""
 
 
 def stein_numerator(s_xu: Tensor, s_div: Tensor, level: Level) -> Tensor:
@@ -99,49 +99,60 @@ class Normalised(Coordinates):
 def check_minimum(minimum: float) -> None:
     """Refuse a γ_min outside (0, 1]."""
     if not 0 < minimum <= 1:
-        raise ValueError(f"minimum = {minimum}: allowed are numbers in (0, 1]")
+        raise ValueError(f"minimum must be in (0, 1], got {minimum}")
 
 
 @dataclass(frozen=True)
 class Clamped(Bounds):
-    r"""γ_min <= γ <= 1: the Krasnosel'skiĭ–Mann form the paper's main results use.
+    r"""γ_min <= γ <= γ_max, by default <= 1: our reading of the "fast KM variant" behind the paper's tables.
 
-    The next state is a convex combination of state and candidate, so it can never leave their hull.
+    The paper prints a lower bound only. Krasnosel'skiĭ–Mann iterations take γ in (0, 1]: then the next state is a
+    convex combination of state and candidate and cannot leave their hull. A maximum above 1 lets the step overshoot by
+    that much and no more.
 
     Args:
         minimum: γ_min.
+        maximum: γ_max.
     """
 
     minimum: float = 1e-6
+    maximum: float = 1.0
 
     def __post_init__(self) -> None:
         check_minimum(self.minimum)
+        if not self.maximum >= self.minimum:
+            raise ValueError(f"maximum must be >= minimum = {self.minimum}, got {self.maximum}")
 
     def limit(self, gamma: Tensor) -> Tensor:
-        return gamma.clamp(self.minimum, 1.0)
+        return gamma.clamp(self.minimum, self.maximum)
 
     def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, found: Statistics, place: str) -> None:
-        """A convex combination needs no watching, and looking at it would stall the device."""
+        """A bounded step needs no watching, and looking at it would stall the device."""
 
 
 @dataclass(frozen=True)
 class Unclamped(Bounds):
-    r"""γ >= γ_min and nothing else: Algorithm 1 to the letter. It diverges; a warning says so, a guard catches it.
+    r"""γ >= γ_min and nothing else: Algorithm 1 to the letter. A warning says where it leads.
 
-    For DDIM with an exact denoiser in EDM coordinates γ* = 1/(1 − σ_t/σ_s), so the relaxed step lands on D(x), the
-    posterior mean, whatever the target level. There the next residual nearly vanishes and γ = σ² s_div/s_uu explodes.
+    For DDIM with an exact denoiser and α = 1, γ* = 1/(1 − σ_t/σ_s), so the relaxed step lands on D(x), the posterior
+    mean, whatever the target level. There the next residual nearly vanishes and γ = σ² s_div/s_uu explodes.
 
     Args:
         minimum: γ_min.
+        growth: how much larger than state and candidate a relaxed state may be before the run is stopped with an
+            error that names the step; None: run on, whatever comes.
     """
 
     minimum: float = 1e-6
+    growth: float | None = GROWTH
 
     def __post_init__(self) -> None:
         check_minimum(self.minimum)
+        if self.growth is not None and not self.growth > 0:
+            raise ValueError(f"growth must be > 0 or None, got {self.growth}")
         warnings.warn(
-            "Unclamped(): for an exact denoiser gamma is 1/(1 - sigma_t/sigma_s), so a step jumps to the posterior "
-            "mean, the next residual vanishes and gamma explodes; Clamped() keeps gamma <= 1",
+            "Unclamped(): with an exact denoiser and alpha = 1, gamma of DDIM is 1/(1 - sigma_t/sigma_s): a step jumps "
+            "to the posterior mean, the next residual vanishes and gamma explodes; Clamped() keeps gamma <= 1",
             UserWarning,
             stacklevel=3,
         )
@@ -150,8 +161,10 @@ class Unclamped(Bounds):
         return gamma.clamp(min=self.minimum)
 
     def watch(self, x: Tensor, candidate: Tensor, relaxed: Tensor, found: Statistics, place: str) -> None:
+        if self.growth is None:
+            return
         before = torch.maximum(_size(x), _size(candidate))
-        bad = ~(_size(relaxed) <= GROWTH * before)
+        bad = ~(_size(relaxed) <= self.growth * before)
         if not bool(bad.any()):
             return
         k = int(bad.nonzero()[0])
@@ -182,14 +195,18 @@ class Relaxation(Correction):
 
     The paper's modes are probes: *full* `VJP()`, *analytical* `Analytic()`, *adaptive* `Adaptive()`.
 
+    UniPC evaluates at its own prediction, before the relaxation: the next step starts from the relaxed state and uses
+    that evaluation. A last step to σ = 0 returns it, so the relaxation of the step before has no effect there.
+
     The identity behind γ needs x = α x* + σ ε with ε independent of everything else in the step. Beyond the first step
     of a run that is an approximation, and with a multistep solver it also ignores how the history depends on x
     (measured in docs/reproduction.md).
 
     Args:
         probe: how div T is found.
-        activation: at which steps to act; the paper's sparse activation is `OnlySteps` or `TopK`.
-        bounds: `Clamped()` for γ <= 1, `Unclamped()` for Algorithm 1 to the letter.
+        activation: at which steps to act; the paper's sparse activation is `FirstSteps(3)`.
+        bounds: `Clamped()` for γ <= 1 (our reading of the paper's KM variant), `Clamped(maximum=…)` for another limit,
+            `Unclamped()` for Algorithm 1 to the letter.
         average: `OverBatch()` for one γ a step, `PerSample()` for one γ a sample.
         coordinates: `ScheduleCoordinates()` as in the paper, or `Normalised()`, which agrees with it where α = 1
             and spares other schedules the terms in 1/α, whose noise drowns γ where α is small.
@@ -211,9 +228,9 @@ class Relaxation(Correction):
 
     def __post_init__(self) -> None:
         if not self.epsilon >= 0:
-            raise ValueError(f"epsilon = {self.epsilon}: allowed are numbers >= 0")
+            raise ValueError(f"epsilon must be >= 0, got {self.epsilon}")
         if self.seed < 0:
-            raise ValueError(f"seed = {self.seed}: allowed are whole numbers >= 0")
+            raise ValueError(f"seed must be >= 0, got {self.seed}")
 
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         s, t = levels[i], levels[i + 1]
@@ -229,7 +246,7 @@ class Relaxation(Correction):
         s_xu, s_uu = (self.average(dot(u, z)) * scale**2 for z in (carried, u))
         s_div = self.average(x[0].numel() - probed.divergence / carry)
         if s_div.ndim and len(s_div) != len(x):
-            raise ValueError(f"average = {self.average!r}: needs a probe of every sample, and {self.probe!r} is none")
+            raise ValueError(f"average = {self.average!r} needs a probe of every sample; {self.probe!r} probes some")
         optimum = stein_numerator(s_xu, s_div, level) / (s_uu + self.epsilon)
         gamma = self.bounds.limit(optimum)
         # lerp returns the candidate itself at weight 1, where x + 1·(T − x) would round.
@@ -246,4 +263,5 @@ VARIANTS = {
     "relaxation": Relaxation(),
     "relaxation-analytical": Relaxation(probe=Analytic()),
     "relaxation-adaptive": Relaxation(probe=Adaptive()),
+    "relaxation-sparse": Relaxation(activation=FirstSteps()),
 }

@@ -5,7 +5,7 @@ from steindiff.diagnostics._decay import Decay, decay, plot_decay
 from steindiff.diagnostics._lipschitz import Lipschitz, difference, lipschitz, operator_norm, plot_lipschitz
 from steindiff.diagnostics._oscillation import Oscillation, oscillation, plot_oscillation
 from steindiff.diagnostics.coupling import Flow, couple, fine_flow, ideal_step
-from steindiff.diagnostics.gamma import Gammas, gammas, ideal_gammas, plot_gammas, sampled_gammas
+from steindiff.diagnostics.gamma import Gammas, SteinGamma, gammas, ideal_gammas, plot_gammas, sampled_gammas
 
 __all__ = [
     "Certificate",
@@ -14,6 +14,7 @@ __all__ = [
     "Gammas",
     "Lipschitz",
     "Oscillation",
+    "SteinGamma",
     "certificate",
     "couple",
     "decay",

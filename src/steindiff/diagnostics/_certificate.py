@@ -53,7 +53,7 @@ def certificate(levels: Levels, denoiser: Sequence[float], noise: Sequence[float
     """
     for name, values in (("denoiser", denoiser), ("noise", noise)):
         if len(values) != levels.steps:
-            raise ValueError(f"{name}: {len(values)} constants for a run of {levels.steps} steps, need one each")
+            raise ValueError(f"{name} must have one constant a step ({levels.steps}), got {len(values)}")
     steps = [(levels[i], levels[i + 1]) for i in range(levels.steps)]
     return Certificate(
         sigma=tuple(s.sigma for s, _ in steps),

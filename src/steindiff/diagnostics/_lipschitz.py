@@ -14,7 +14,8 @@ from steindiff.corrections.hook import WithHook
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
-from steindiff.probes._pullback import Function, Route, by_autograd, pullback
+from steindiff.probes._pullback import Function, Route, by_autograd, pullback, traced
+from steindiff.probes.base import flat_step
 from steindiff.probes.jvp import pushforward
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
@@ -112,7 +113,7 @@ def lipschitz(
         ValueError: if `every` is not positive.
     """
     if every < 1:
-        raise ValueError(f"every = {every}: allowed are whole numbers >= 1")
+        raise ValueError(f"every must be >= 1, got {every}")
     norm = partial(
         operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push, route=route
     )
@@ -133,8 +134,8 @@ def lipschitz(
 
 
 def candidate(step: Step, x: Tensor) -> Tensor:
-    """T alone."""
-    return step(x).candidate
+    """T alone, and the refusal of a network without a gradient where one is asked for."""
+    return (traced(partial(flat_step, step), x) if x.requires_grad else flat_step(step, x))[0]
 
 
 def plot_lipschitz(data: Lipschitz, axes: Axes, label: str = "$L_T$") -> None:

@@ -37,7 +37,7 @@ def oscillation(start: Tensor, steps: int, sigma: float, generator: torch.Genera
         ValueError: if `steps` is not positive.
     """
     if steps < 1:
-        raise ValueError(f"steps = {steps}: allowed are whole numbers >= 1")
+        raise ValueError(f"steps must be >= 1, got {steps}")
     x = sigma * torch.randn((batch, *start.shape), generator=generator, dtype=start.dtype)
     u = x - (-x)
     divergence = 2.0 * start.numel()

@@ -8,29 +8,30 @@ coordinates occur:
     x = (1 − σ) x* + σ ε      flow matching
 
 A calibration measured elsewhere (a diffusers pipeline, say) fits as it is: its levels (α, σ) say how to go from one to
-the other, and all solvers here commute with that change.
+the other, and all solvers here commute with that change. To measure one in the host, make its model a `Model`:
 
-Hosts call under `torch.inference_mode()`: sampling takes no derivative, and calibration takes them by `torch.func`.
+    calibrate(hosted(HostDenoiser(model, extra_args), shape, sigma_min, sigma_max), nfe=5)
+
+Only forward passes are made, so networks that work in place or under `torch.inference_mode()` are fine.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from steindiff.calibrating import Recipe, calibrate
+from steindiff._progress import bar
 from steindiff.calibration import Calibration
 from steindiff.denoisers.base import CountingDenoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import StepInfo, sample
 from steindiff.model import Model
 from steindiff.schedules import EDM, Flow
-from steindiff.schedules.base import Schedule
-from steindiff.solvers import DPMSolverMultistep, Solver
+from steindiff.solvers import SOLVERS, Solver
 
 
 class HostModel(Protocol):
@@ -43,23 +44,82 @@ class HostModel(Protocol):
 class HostDenoiser(CountingDenoiser):
     r"""A host's model as a denoiser: D(x, level) = model(x/α; σ/α), or model(x; σ) for flow matching.
 
+    A level that is told as another, σ′ for σ, means what it means to the network inside: a flow network is asked for
+    its velocity v = (x − D′)/σ′ and D = x − σ v; one in EDM's coordinates answers D′ itself; on any other schedule it
+    is taken for a noise prediction, whose input x = α y stays: D = y − σ f, f = (y′ − D′)/σ′, y′ = y √(1+σ′²)/√(1+σ²).
+
     Args:
         model: the host's model.
         extra_args: passed on at every call.
         flow: whether it is a flow-matching model.
-        dtype: the model is called with it.
+        dtype: the model is called with it; None: the state's.
+        device: where the model runs; None: where the state is.
+        conditions: what a calibration must agree on, by name.
     """
 
-    def __init__(self, model: HostModel, extra_args: Mapping[str, Any], *, flow: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: HostModel,
+        extra_args: Mapping[str, Any] | None = None,
+        *,
+        flow: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        conditions: Mapping[str, Any] | None = None,
+    ) -> None:
         self.model = model
-        self.extra_args = extra_args
+        self.extra_args = extra_args or {}
         self.flow = flow
         self.dtype = dtype
+        self.device = device
+        self._conditions = conditions or {}
+        self.watched: dict[Level, tuple[Tensor, Tensor]] | None = None
+        """If a dict: the latest state at each level, in the host's coordinates, and its denoised image."""
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self._conditions
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
-        state, noise = (x, level.t) if self.flow else (x / level.alpha, level.told * level.ratio)
-        sigma = torch.full(x.shape[:1], noise, dtype=self.dtype, device=x.device)
-        return self.model(state.to(self.dtype), sigma, **self.extra_args).to(x.dtype)
+        y = x if self.flow else x / level.alpha
+        found = self._denoised(y, level)
+        if self.watched is not None:
+            self.watched[level] = y, found
+        return found
+
+    def _denoised(self, y: Tensor, level: Level) -> Tensor:
+        if self.flow:
+            found = self._ask(y, level.t)
+            return found if level.told == 1.0 else y - level.sigma / level.t * (y - found)
+        sigma, told = level.ratio, level.told * level.ratio
+        if level.told == 1.0 or level.alpha == 1.0:
+            return self._ask(y, told)
+        scaled = y * math.sqrt((1.0 + told**2) / (1.0 + sigma**2))
+        return y - sigma / told * (scaled - self._ask(scaled, told))
+
+    def _ask(self, x: Tensor, sigma: float) -> Tensor:
+        """The model's answer. Copies, both ways: it may write into its input or use the memory of its output again."""
+        dtype, device = self.dtype or x.dtype, x.device if self.device is None else torch.device(self.device)
+        levels = torch.full(x.shape[:1], sigma, dtype=dtype, device=device)
+        return self.model(x.to(device, dtype, copy=True), levels, **self.extra_args).to(x.device, x.dtype, copy=True)
+
+
+def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma_max: float) -> Model:
+    """A host's model with its range of noise levels, ready for `calibrate`.
+
+    Args:
+        denoiser: the host's model.
+        shape: of one sample.
+        sigma_min: smallest noise level the model knows, in the host's coordinates.
+        sigma_max: largest; a flow that begins at pure noise, σ = 1, is begun just below.
+
+    Raises:
+        ValueError: if the range is empty.
+    """
+    if not 0.0 < sigma_min < sigma_max:
+        raise ValueError(f"sigma_min must be > 0 and below sigma_max, got {sigma_min} and {sigma_max}")
+    schedule = Flow(sigma_min, min(sigma_max, 1.0)) if denoiser.flow else EDM(sigma_min, sigma_max)
+    return Model(denoiser, schedule, tuple(shape), device=denoiser.device or "cpu", name=type(denoiser.model).__name__)
 
 
 def levels_of(sigmas: Tensor, *, flow: bool = False) -> Levels:
@@ -68,8 +128,6 @@ def levels_of(sigmas: Tensor, *, flow: bool = False) -> Levels:
     Raises:
         ValueError: if there are fewer than two, or they do not decrease.
     """
-    if sigmas.ndim != 1:
-        raise ValueError(f"sigmas: shape {tuple(sigmas.shape)}, need a list of noise levels (n,)")
     schedule = Flow() if flow else EDM()
     return Levels(tuple(schedule.level(s) if s > 0.0 else schedule.clean() for s in sigmas.double().tolist()), schedule)
 
@@ -81,17 +139,32 @@ def sigmas_of(calibration: Calibration) -> Tensor:
 
 
 def check_replay(
-    calibration: Calibration, x: Tensor, sigmas: Tensor, *, solver: Solver | None, flow: bool, settings: dict[str, Any]
+    calibration: Calibration,
+    x: Tensor,
+    sigmas: Tensor,
+    *,
+    solver: Solver | None = None,
+    flow: bool = False,
+    conditions: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse a calibration for another solver, shape, grid, kind of model, or other settings.
+    """Refuse a calibration for another solver, shape, grid, kind of model, or other conditions.
 
     Raises:
         ValueError: naming what differs.
     """
-    if found := calibration.differences(solver=solver, shape=tuple(x.shape[1:]), conditions=settings):
+    if found := calibration.differences(solver=solver, shape=tuple(x.shape[1:]), conditions=conditions):
         raise ValueError(f"calibration does not fit: {'; '.join(found)}")
-    if isinstance(calibration.levels.schedule, Flow) != flow:
-        raise ValueError(f"flow = {flow}: the calibration was measured on {type(calibration.levels.schedule).__name__}")
+    schedule = calibration.levels.schedule
+    if isinstance(schedule, Flow) != flow:
+        raise ValueError(f"flow = {flow}: the calibration was measured on {type(schedule).__name__}")
+    if any(level.told != 1.0 for level in calibration.levels) and not isinstance(schedule, EDM | Flow):
+        preserving = all(math.isclose(math.hypot(level.alpha, level.sigma), 1.0) for level in calibration.levels)
+        if not preserving or calibration.conditions.get("prediction") != "epsilon":
+            raise ValueError(
+                f"calibration: it tells the network other levels than it steps on, on {type(schedule).__name__}; here "
+                "that works for noise prediction only, and conditions do not say prediction = 'epsilon'; measure it "
+                "in this host, or without Search.telling"
+            )
     own, given = sigmas_of(calibration).double(), sigmas.double().cpu()
     if len(own) != len(given) or not torch.allclose(given, own, rtol=1e-3, atol=1e-6):
         raise ValueError(
@@ -107,24 +180,27 @@ def sample_steindiff(
     extra_args: Mapping[str, Any] | None = None,
     callback: Callable[[dict[str, Any]], Any] | None = None,
     disable: bool | None = None,
-    solver: Solver | None = None,
+    *,
+    solver: Solver | str | None = None,
     calibration: Calibration | None = None,
     flow: bool = False,
-    settings: dict[str, Any] | None = None,
+    conditions: Mapping[str, Any] | None = None,
 ) -> Tensor:
     r"""Sample with k-diffusion's calling convention.
 
     Args:
         model: denoiser, called as `model(x, sigma, **extra_args)` with `sigma` of shape `(B,)`.
         x: noise scaled to sigmas[0], `(B, *)`, of any floating dtype; arithmetic here is in float32 at least.
-        sigmas: noise levels, `(n,)`, from noise to data; with a calibration, its own (`sigmas_of`).
+        sigmas: noise levels, `(n,)`, from noise to data; with a calibration, its own (`sigmas_of`). One or none: `x`
+            comes back.
         extra_args: passed to the model.
-        callback: called after every step with `x`, `i`, `sigma`, `sigma_hat`, `denoised`, as k-diffusion does.
+        callback: called after every step with k-diffusion's entries: `x`, the state before the step (for UniPC the
+            predicted one, where it evaluates), at `sigma` and `sigma_hat`; `denoised`, the model's answer to it; `i`.
         disable: hide the progress bar; only False shows one.
-        solver: default: the calibration's, else DPM-Solver++(2M).
+        solver: a solver or its name; default: the calibration's, else DPM-Solver++(2M).
         calibration: replayed if given.
         flow: a flow-matching model, α = 1 − σ.
-        settings: what must equal the calibration's record, e.g. its guidance.
+        conditions: what must equal the calibration's, e.g. its guidance.
 
     Returns:
         The samples, `(B, *)`, in the dtype of `x`.
@@ -132,83 +208,32 @@ def sample_steindiff(
     Raises:
         ValueError: if `sigmas` do not decrease, or anything is not as the calibration was measured.
     """
-    levels, correction = levels_of(sigmas, flow=flow), None
+    if sigmas.ndim != 1:
+        raise ValueError(f"sigmas must be a list of noise levels (n,), got shape {tuple(sigmas.shape)}")
+    if len(sigmas) < 2:
+        return x
+    chosen = None if solver is None else SOLVERS.resolve("solver", solver)
+    correction = None
     if calibration is not None:
-        check_replay(calibration, x, sigmas, solver=solver, flow=flow, settings=settings or {})
-        levels, solver, correction = calibration.levels, calibration.solver, calibration.replay()
+        check_replay(calibration, x, sigmas, solver=chosen, flow=flow, conditions=conditions)
+        levels, chosen, correction = calibration.levels, calibration.solver, calibration.replay()
+    else:
+        levels = levels_of(sigmas, flow=flow)
+    units = [1.0 if flow else level.alpha for level in (levels[0], levels[-1])]
+    denoiser = HostDenoiser(model, extra_args, flow=flow, dtype=x.dtype)
+    denoiser.watched = None if callback is None else {}
+    state = x.to(torch.promote_types(x.dtype, torch.float32)) * units[0]
 
-    def unit(level: Level) -> float:
-        return 1.0 if flow else level.alpha
+    with bar("sampling", levels.steps, shown=disable is False) as advance:
 
-    def report(moment: StepInfo) -> None:
-        if callback is not None:
-            found = moment.x if moment.denoised is None else moment.denoised
-            callback(
-                {
-                    "x": (moment.x / unit(moment.level)).to(x.dtype),
-                    "i": moment.i,
-                    "sigma": sigmas[moment.i],
-                    "sigma_hat": sigmas[moment.i],
-                    "denoised": found.to(x.dtype),
-                }
-            )
+        def report(info: StepInfo) -> None:
+            advance(1)
+            if callback is not None and denoiser.watched is not None:
+                here, found = (t.to(x.dtype) for t in denoiser.watched[levels[info.i]])
+                later = levels[info.i + 1]  # some solvers have evaluated there already
+                denoiser.watched = {level: seen for level, seen in denoiser.watched.items() if level == later}
+                sigma = sigmas[info.i]
+                callback({"x": here, "i": info.i, "sigma": sigma, "sigma_hat": sigma, "denoised": found})
 
-    out = sample(
-        HostDenoiser(model, extra_args or {}, flow=flow, dtype=x.dtype),
-        x.to(torch.promote_types(x.dtype, torch.float32)) * unit(levels[0]),
-        levels,
-        solver or DPMSolverMultistep(2),
-        correction,
-        callback=report,
-    )
-    return (out.x / unit(levels[-1])).to(x.dtype)
-
-
-def calibrate_steindiff(
-    model: HostModel,
-    shape: Sequence[int],
-    nfe: int,
-    sigma_min: float,
-    sigma_max: float,
-    extra_args: Mapping[str, Any] | None = None,
-    *,
-    solver: Solver | None = None,
-    flow: bool = False,
-    recipe: Recipe = Recipe(),  # noqa: B008
-    seeds: Sequence[int] = range(32),
-    batch: int = 4,
-    settings: dict[str, Any] | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    callback: Callable[..., bool | None] | None = None,
-) -> Calibration:
-    r"""Calibrate a host's model, also under `torch.inference_mode()`.
-
-    Args:
-        model: as in `sample_steindiff`; `extra_args` must suit any batch of up to `batch` samples.
-        shape: of one sample.
-        nfe: evaluations of a run.
-        sigma_min: smallest noise level of the model, in the host's coordinates.
-        sigma_max: largest.
-        extra_args: passed to the model.
-        solver: default DPM-Solver++(2M).
-        flow: a flow-matching model, α = 1 − σ.
-        recipe: how to calibrate.
-        seeds: of the calibration samples.
-        batch: at most so many samples in one call.
-        settings: what to record and to compare when sampling, e.g. the guidance.
-        device: where to run.
-        dtype: the model is called with it; the state is float32.
-        callback: as in `steindiff.loop`.
-
-    Raises:
-        ValueError: if an argument is out of range.
-    """
-    if not 0.0 < sigma_min < sigma_max:
-        raise ValueError(f"sigma_min must be > 0 and below sigma_max, got {sigma_min} and {sigma_max}")
-    schedule: Schedule = Flow(sigma_min, sigma_max) if flow else EDM(sigma_min, sigma_max)
-    denoiser = HostDenoiser(model, extra_args or {}, flow=flow, dtype=dtype)
-    wrapped = Model(denoiser, schedule, tuple(shape), device=device)
-    recipe = replace(recipe, seeds=seeds, to_zero=True)  # the host's runs end at σ = 0
-    made = calibrate(wrapped, nfe, solver or DPMSolverMultistep(2), recipe=recipe, batch=batch, callback=callback)
-    return replace(made, conditions={**made.conditions, **(settings or {})})
+        out = sample(denoiser, state, levels, chosen or SOLVERS["dpmpp-2m"], correction, callback=report)
+    return (out.x / units[-1]).to(x.dtype)

@@ -4,7 +4,7 @@ A new file with a `VARIANTS` table is found by walking this folder.
 """
 
 from steindiff._discovery import Registry
-from steindiff.probes._pullback import by_autograd, by_functional, pullback
+from steindiff.probes._pullback import by_autograd, by_functional, check_gradient, pullback
 from steindiff.probes.adaptive import Adaptive
 from steindiff.probes.analytic import Analytic
 from steindiff.probes.base import Hutchinson, Probe, Probed
@@ -14,7 +14,6 @@ from steindiff.probes.finite_difference import FiniteDifference
 from steindiff.probes.jvp import JVP, pushforward
 from steindiff.probes.memory import memory_per_sample
 from steindiff.probes.on_part import OnPart
-from steindiff.probes.selector import Selection, Trial, select
 from steindiff.probes.vjp import VJP
 
 PROBES: Registry[Probe] = Registry(__name__, Probe)
@@ -35,12 +34,10 @@ __all__ = [
     "Probe",
     "Probed",
     "Rademacher",
-    "Selection",
-    "Trial",
     "by_autograd",
     "by_functional",
+    "check_gradient",
     "memory_per_sample",
     "pullback",
     "pushforward",
-    "select",
 ]

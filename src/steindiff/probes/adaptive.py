@@ -30,7 +30,7 @@ class Adaptive(Probe):
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
-            raise ValueError(f"threshold = {self.threshold}: allowed are numbers >= 0")
+            raise ValueError(f"threshold must be >= 0, got {self.threshold}")
 
     def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
         probe = self.high if level.sigma >= self.threshold else self.low

@@ -84,7 +84,7 @@ class Hutchinson(Probe):
     def __post_init__(self) -> None:
         self.directions.check(self.probes)
         if self.chunk is not None and self.chunk < 1:
-            raise ValueError(f"chunk = {self.chunk}: allowed are whole numbers >= 1, or None")
+            raise ValueError(f"chunk must be >= 1 or None, got {self.chunk}")
 
     @abstractmethod
     def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
@@ -166,6 +166,8 @@ def joined_evaluations(parts: Sequence[Sequence[Evaluation]]) -> tuple[Evaluatio
 def flat_step(step: Step, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The step as a function of tensors alone, as function transforms need it: T(x) and all (state, denoised)."""
     candidate, evaluations = step(x)
+    if not evaluations:  # a table may leave x out, too; its derivative is then 0 and not missing
+        candidate = candidate + 0.0 * x
     return candidate, tuple(tensor for e in evaluations for tensor in (e.x, e.d))
 
 

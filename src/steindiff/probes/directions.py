@@ -31,7 +31,7 @@ class Directions(ABC):
             ValueError: naming the number and what is allowed.
         """
         if num < 1 or num % self.group:
-            raise ValueError(f"probes = {num}: allowed are positive multiples of {self.group} with {self!r}")
+            raise ValueError(f"probes must be a positive multiple of {self.group} with {self!r}, got {num}")
 
     @abstractmethod
     def fill(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

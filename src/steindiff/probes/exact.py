@@ -29,7 +29,7 @@ class Exact(Probe):
     def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
         d = x[0].numel()
         if d > self.limit:
-            raise ValueError(f"x: {d} dimensions, allowed are up to limit = {self.limit}; each costs a backward pass")
+            raise ValueError(f"x must have at most limit = {self.limit} dimensions, got {d}; each is a backward pass")
         if not step.tableau.stages:
             return linear(step, x, error=0.0)
         candidate, tensors, pull = self.route(partial(flat_step, step), x)

@@ -33,7 +33,7 @@ class FiniteDifference(Hutchinson):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.relative > 0:
-            raise ValueError(f"relative = {self.relative}: allowed are numbers > 0")
+            raise ValueError(f"relative must be > 0, got {self.relative}")
 
     def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
         h = level.sigma * self.relative

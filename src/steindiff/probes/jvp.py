@@ -30,7 +30,7 @@ def forward_mode() -> Iterator[None]:
 def pushforward(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     """Jv, `(B, *)`, of a function `(B, *)` to `(B, *)` at `x`."""
     with forward_mode():
-        tangent: Tensor = torch.func.jvp(function, (x.detach(),), (v,))[1]
+        tangent: Tensor = torch.func.jvp(function, (x.detach().contiguous(),), (v.contiguous(),))[1]
     return tangent.detach()
 
 
@@ -43,8 +43,10 @@ class JVP(Hutchinson):
     """
 
     def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
+        at = x.detach().contiguous()  # forward mode refuses expanded tensors
+
         def push(tangent: Tensor) -> Any:
-            return torch.func.jvp(partial(flat_step, step), (x.detach(),), (tangent,), has_aux=True)
+            return torch.func.jvp(partial(flat_step, step), (at,), (tangent,), has_aux=True)
 
         with forward_mode():
             # Candidate and evaluations do not depend on the tangent: left unbatched, they are computed once.

@@ -33,7 +33,7 @@ class OnPart(Probe):
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ValueError(f"share = {self.share}: allowed are numbers in (0, 1]")
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
 
     def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
         """Take `step`; `divergence` and `error` are those of the first ⌈share · B⌉ samples."""

@@ -19,9 +19,9 @@ __all__ = ["VARIANTS", "VJP", "by_autograd", "by_functional", "check_memory", "p
 
 
 def check_memory(memory: int | None) -> None:
-    """Refuse a limit that is no number of bytes."""
+    """Refuse a limit below one byte."""
     if memory is not None and memory < 1:
-        raise ValueError(f"memory = {memory}: allowed are whole numbers >= 1 (bytes), or None")
+        raise ValueError(f"memory must be >= 1 (bytes) or None, got {memory}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class VJP(Hutchinson):
         super().__post_init__()
         check_memory(self.memory)
         if self.together < 1:
-            raise ValueError(f"together = {self.together}: allowed are whole numbers >= 1")
+            raise ValueError(f"together must be >= 1, got {self.together}")
 
     def samples(self, step: Step, x: Tensor) -> int:
         most = super().samples(step, x)

@@ -1,7 +1,8 @@
-"""The report of a comparison: one self-contained page, one picture, one file of numbers."""
+"""Reports: one self-contained page, one picture, one file of numbers, of a comparison or of one's own pictures."""
 
-from steindiff.report.build import write
+from steindiff.report.build import of_samplers, write
+from steindiff.report.document import Entry, Report, of_images
 from steindiff.report.page import page
 from steindiff.report.picture import contact_sheet
 
-__all__ = ["contact_sheet", "page", "write"]
+__all__ = ["Entry", "Report", "contact_sheet", "of_images", "of_samplers", "page", "write"]

@@ -1,67 +1,88 @@
-"""The page: what it shows, as data; the files in `assets` draw it."""
+"""The report of a comparison: headline, table and charts, from its numbers."""
 
 from __future__ import annotations
 
-import html
-import json
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
-from importlib import resources
 from typing import Any
 
-import steindiff
 from steindiff.comparison import REFERENCE, Comparison, Row
-from steindiff.report.picture import data_uri
-
-SHOWN = 48
-"""At most so many seeds are carried as pictures; the numbers are of all."""
+from steindiff.report import document
+from steindiff.report.document import Chart, Column, Entry, Report, render
 
 BLUR = (
-    "The distance column rewards blur: mean-square error is smallest for the average of all images that fit, and an "
-    "average is blurred; so a smooth picture can lie closer to the many-step image than a sharp one that looks better."
+    "PSNR to the many-step image rewards blur. The average of all plausible images has the smallest "
+    "mean-square error, and an average is blurred: a smooth picture can score better than a sharp one."
 )
+COLUMNS = (
+    "Own samples are the model's many-step samples of other seeds. High-frequency energy, and spread within a "
+    "condition, are over those of the many-step images: 1 is right. PSNR is to the same seed's many-step image."
+)
+CLOSED = 0.9
+"""A few-step run "looks like" the many-step one if it closes this share of the plain run's gap to it."""
+
+NOISE = 0.1
+"""A plain run whose distance exceeds the floor by less than this share cannot be told from the many-step one."""
 
 Series = dict[str, Any]
-Chart = dict[str, Any]
+
+DRAWN = {"distance", "levels", "told", "rho", "tau", "gamma", "spectrum", "lipschitz"}
+"""Fields of a row that charts show, and the distance, which PSNR tells in other units."""
 
 
-def columns(comparison: Comparison) -> list[dict[str, Any]]:
-    """The columns of the table: key of a row, title, decimals (None: as it is), and which end is good."""
-    frechet = f"Fréchet distance, {comparison.features} to the model's own many-step samples of other seeds"
-    return [
-        {"key": "title", "title": "method", "digits": None},
-        {"key": "nfe", "title": "evaluations", "digits": None},
-        {"key": "honest", "title": frechet, "digits": 1},
-        {"key": "energy_ratio", "title": "high-frequency energy ratio", "digits": 2},
-        {"key": "distance", "title": "distance to many-step image", "digits": 3},
-        {"key": "network_calls", "title": "network calls", "digits": None},
-        {"key": "backward_passes", "title": "backward passes", "digits": None},
-        {"key": "seconds", "title": "seconds", "digits": 1},
+def plain(row: Row) -> bool:
+    """Whether a row is a solver without correction."""
+    return not (row.rho or row.gamma)
+
+
+def kind(comparison: Comparison) -> str:
+    """The features by name, so that nobody takes a distance on others for FID."""
+    return comparison.features if "FID" in comparison.features else f"{comparison.features}, not FID"
+
+
+def columns(comparison: Comparison) -> list[Column]:
+    """The columns of the table; fields of a row that this list does not know are appended by name."""
+    label = "" if "FID" in comparison.features else " (not FID)"
+    known = [
+        Column("title", "method"),
+        Column("nfe", "evaluations"),
+        Column("honest", f"Fréchet distance, own samples{label}", 1, float),
+        Column("frechet", f"Fréchet distance, real images{label}", 1, float),
+        Column("energy_ratio", "high-frequency energy", 2, lambda value: abs(value - 1)),
+        Column("spread", "spread", 2, lambda value: abs(value - 1)),
+        Column("psnr", "PSNR, dB", 1, lambda value: -value),
+        Column("network_calls", "network calls"),
+        Column("backward_passes", "backward passes"),
+        Column("seconds", "seconds", 1),
     ]
+    fields = [field.name for field in dataclasses.fields(comparison.rows[0]) if field.name not in DRAWN | {"method"}]
+    fields = [name for name in fields if not name.endswith("_interval")]
+    known += [Column(name, name.replace("_", " "), 3) for name in fields if name not in {c.key for c in known}]
+    return [c for c in known if any(getattr(row, c.key) is not None for row in comparison.rows)]
 
 
-GOODNESS: dict[str, Callable[[Row], float]] = {
-    "honest": lambda row: row.honest,
-    "spread": lambda row: abs(row.spread - 1.0),
-    "energy_ratio": lambda row: abs(row.energy_ratio - 1.0),
-    "distance": lambda row: row.distance,
-    "psnr": lambda row: -row.psnr,
-}
-"""Which row is best in a column: the one with the least of this."""
+def numbers(row: Row, shown: Iterable[Column]) -> dict[str, Any]:
+    """What the table shows of a row: the columns' values and their intervals."""
+    keys = [name for column in shown for name in (column.key, f"{column.key}_interval")]
+    found = {key: getattr(row, key, None) for key in keys}
+    return {key: value for key, value in found.items() if value is not None and value != math.inf}
 
 
-def few_step(comparison: Comparison) -> list[Row]:
-    """All rows but the reference."""
-    return [row for row in comparison.rows if row.method != REFERENCE]
+def few_step(comparison: Comparison, nfe: int | None = None) -> list[Row]:
+    """All rows but the reference, or those at one number of evaluations."""
+    return [row for row in comparison.rows if row.method != REFERENCE and nfe in (None, row.nfe)]
+
+
+def contenders(comparison: Comparison, nfe: int) -> tuple[Row | None, Row | None]:
+    """The plain row nearest to the model's own samples, and the calibrated row, or else another corrected one."""
+    rows = sorted(few_step(comparison, nfe), key=lambda row: (not row.rho, row.honest))
+    return next((row for row in rows if plain(row)), None), next((row for row in rows if not plain(row)), None)
 
 
 def best(comparison: Comparison) -> dict[str, list[int]]:
     """For each judged column the best row at each number of evaluations, by index."""
-    index = {id(row): i for i, row in enumerate(comparison.rows)}
-    rows = few_step(comparison)
-    return {
-        key: [index[id(min((r for r in rows if r.nfe == nfe), key=badness))] for nfe in nfes(comparison)]
-        for key, badness in GOODNESS.items()
-    }
+    return document.best(report_of(comparison))
 
 
 def nfes(comparison: Comparison) -> list[int]:
@@ -70,16 +91,19 @@ def nfes(comparison: Comparison) -> list[int]:
 
 
 def series(row: Row, points: Iterable[Sequence[float]], name: str | None = None) -> Series:
-    """One line of a chart in its method's colour."""
+    """One line of a chart in its method's colour; a point is x, y and, where known, the ends of y's interval."""
     return {"name": name or row.title, "style": row.method, "points": [list(map(float, point)) for point in points]}
 
 
-def by_method(comparison: Comparison, x: Callable[[Row], float], y: Callable[[Row], float]) -> list[Series]:
-    """One line for each method, one point for each number of evaluations."""
+def by_method(comparison: Comparison, x: Callable[[Row], float]) -> list[Series]:
+    """Fréchet distance against x: one line for each method, one point for each number of evaluations."""
     lines: dict[str, list[Row]] = {}
     for row in comparison.rows:
         lines.setdefault(row.method, []).append(row)
-    return [series(rows[0], sorted((x(row), y(row)) for row in rows)) for rows in lines.values()]
+    return [
+        series(rows[0], sorted((x(row), row.honest, *(getattr(row, "honest_interval", None) or ())) for row in rows))
+        for rows in lines.values()
+    ]
 
 
 def frames(
@@ -112,10 +136,10 @@ def weight_lines(row: Row, weights: Sequence[Sequence[float]]) -> Iterable[Serie
     """A calibration's weights of the first channel against frequency, one line for each step that has them."""
     rings = len(row.spectrum)
     steps = [i for i, own in enumerate(weights) if len(own) >= rings]
-    for rank, i in enumerate(steps, 1):
-        name = f"step {i + 1}: σ {row.levels[i][0]:.3g} → {row.levels[i + 1][0]:.3g}"
+    for rank, i in enumerate(steps):
+        start, end = (f"{sigma / alpha:.3g}" if alpha > 0 else "∞" for sigma, alpha in row.levels[i : i + 2])
         points = [[k, value] for k, value in enumerate(weights[i][:rings])]
-        yield {"name": name, "style": round(rank / len(steps), 3), "points": points}
+        yield {"name": f"step {i + 1}: σ/α {start} → {end}", "style": [rank, len(steps)], "points": points}
 
 
 def charts(comparison: Comparison) -> list[Chart]:
@@ -127,10 +151,13 @@ def charts(comparison: Comparison) -> list[Chart]:
         {
             "id": "frechet-nfe",
             "title": "Fréchet distance against evaluations",
-            "caption": f"Lower is better. {comparison.features.capitalize()}, to the model's own many-step samples.",
+            "caption": (
+                f"Lower is better: {kind(comparison)}, to the model's own many-step samples of other seeds. "
+                f"Two sets of those are {comparison.floor:.1f} apart."
+            ),
             "x": {"label": "network evaluations", "log": True, "ticks": ticks},
             "y": {"label": "Fréchet distance", "log": True},
-            "frames": {"*": by_method(comparison, lambda r: r.nfe, lambda r: r.honest)},
+            "frames": {"*": by_method(comparison, lambda r: r.nfe)},
         },
         {
             "id": "frechet-time",
@@ -138,7 +165,7 @@ def charts(comparison: Comparison) -> list[Chart]:
             "caption": "Lower and further left is better. A backward pass costs time but no evaluation.",
             "x": {"label": "milliseconds per image", "log": True},
             "y": {"label": "Fréchet distance", "log": True},
-            "frames": {"*": by_method(comparison, lambda r: 1000 * r.seconds / images, lambda r: r.honest)},
+            "frames": {"*": by_method(comparison, lambda r: 1000 * r.seconds / images)},
         },
         {
             "id": "spectrum",
@@ -191,83 +218,81 @@ def charts(comparison: Comparison) -> list[Chart]:
     ]
 
 
-def tiles(comparison: Comparison) -> dict[str, list[dict[str, str]]]:
-    """The headline figures at each number of evaluations: the better plain grid against calibrated."""
-    out = {}
-    for nfe in nfes(comparison):
-        rows = {row.method: row for row in few_step(comparison) if row.nfe == nfe}
-        plain = [row for name, row in rows.items() if name in ("edm", "logsnr")]
-        ours = rows.get("calibrated")
-        if not plain or ours is None:
-            continue
-        base = min(plain, key=lambda row: row.honest)
-        out[str(nfe)] = [
-            {
-                "before": f"{base.honest:.1f}",
-                "after": f"{ours.honest:.1f}",
-                "label": f"Fréchet distance, {base.title} → calibrated",
-            },
-            {
-                "before": f"{base.energy_ratio:.0%}",
-                "after": f"{ours.energy_ratio:.0%}",
-                "label": "of the fine detail’s energy (100% is right)",
-            },
-            {
-                "before": "",
-                "after": f"{ours.network_calls - base.network_calls:+d}".replace("+0", "0"),
-                "label": f"extra network calls, {ours.backward_passes} backward passes",
-            },
-        ]
-    return out
+def tiles(comparison: Comparison, nfe: int) -> list[dict[str, str]]:
+    """The figures below the headline: the best plain row against the best corrected one."""
+    base, ours = contenders(comparison, nfe)
+    if base is None or ours is None:
+        return []
+    return [
+        {
+            "before": f"{base.honest:.1f}",
+            "after": f"{ours.honest:.1f}",
+            "label": (
+                f"Fréchet distance ({kind(comparison)}), {base.title} → {ours.title}; floor {comparison.floor:.1f}"
+            ),
+        },
+        {
+            "before": f"{base.energy_ratio:.0%}",
+            "after": f"{ours.energy_ratio:.0%}",
+            "label": "of the fine detail’s energy (100% is right)",
+        },
+        {
+            "before": "",
+            "after": f"{ours.network_calls - base.network_calls:+d}".replace("+0", "0"),
+            "label": f"extra network calls, {ours.backward_passes} backward passes",
+        },
+    ]
 
 
-def content(comparison: Comparison) -> dict[str, Any]:
-    """All the page needs."""
-    present = {row.method: row for row in comparison.rows}
+def headline(comparison: Comparison, nfe: int) -> str:
+    """What the numbers say in one sentence."""
+    many = next(row for row in comparison.rows if row.method == REFERENCE)
+    base, ours = contenders(comparison, nfe)
+    if base is None or ours is None:
+        return f"{nfe} evaluations beside {many.nfe}: drag the divider"
+    if base.honest < (1 + NOISE) * comparison.floor:
+        return f"{len(comparison.seeds)} images cannot tell {nfe} evaluations from {many.nfe}: drag the divider"
+    if ours.honest >= base.honest:
+        return f"At {nfe} evaluations the plain solver does as well: drag the divider"
+    if base.honest - ours.honest >= CLOSED * (base.honest - comparison.floor):
+        return f"{nfe} evaluations look like {many.nfe}: drag the divider"
+    return f"{nfe} evaluations, {1 - ours.honest / base.honest:.0%} closer to {many.nfe}: drag the divider"
+
+
+def report_of(comparison: Comparison, title: str | None = None) -> Report:
+    """The report of a comparison."""
     several = nfes(comparison)
-    plain = next((name for name in ("edm", "logsnr") if name in present), next(iter(present)))
-    ours = "calibrated" if "calibrated" in present else REFERENCE
-    seeds = [int(seed) for seed in comparison.seeds][:SHOWN]
-    return {
-        "version": steindiff.__version__,
-        "lead": (
-            f"{len(comparison.images[0])} seeds, each sampled by every method from the same noise. "
-            "Pictures are compared seed by seed, numbers over all of them."
-        ),
-        "blur": BLUR,
-        "reference": REFERENCE,
-        "methods": [{"key": row.method, "title": row.title} for row in present.values()],
-        "left": plain,
-        "right": ours,
-        "nfes": several,
-        "start": several.index(5) if 5 in several else 0,
-        "seeds": seeds,
-        "columns": columns(comparison),
-        "rows": [
-            {"index": i, "method": row.method, **{c["key"]: getattr(row, c["key"]) for c in columns(comparison)}}
-            for i, row in enumerate(comparison.rows)
+    shown = columns(comparison)
+    base, ours = contenders(comparison, 5 if 5 in several else several[0])
+    left, right = base or comparison.rows[0], ours or comparison.rows[-1]
+    intervals = any(field.name.endswith("_interval") for field in dataclasses.fields(comparison.rows[0]))
+    settings = dict(comparison.settings)
+    return Report(
+        title=title or f"{comparison.model}, {comparison.solver}, {', '.join(map(str, several))} evaluations",
+        entries=[
+            Entry(row.title, row.nfe, images, numbers(row, shown), row.method, row.method == REFERENCE)
+            for row, images in zip(comparison.rows, comparison.images, strict=True)
         ],
-        "best": best(comparison),
-        "tiles": tiles(comparison),
-        "pictures": [[data_uri(x) for x in images[:SHOWN]] for images in comparison.images],
-        "charts": charts(comparison),
-        "settings": [[str(name), str(value)] for name, value in comparison.settings.items()],
-    }
+        labels=comparison.seeds,
+        headlines={nfe: headline(comparison, nfe) for nfe in several},
+        lead=(
+            f"{comparison.model}, {comparison.solver}: {len(comparison.seeds)} seeds, each sampled by every method "
+            "from the same noise. Pictures are compared seed by seed, numbers over all of them."
+        ),
+        tiles={nfe: tiles(comparison, nfe) for nfe in several},
+        columns=shown,
+        notes=[
+            f"Fréchet distances: {kind(comparison)}. Two sets of own samples are {comparison.floor:.1f} apart.",
+            COLUMNS + " The range under a number is its interval." * intervals,
+            BLUR,
+        ],
+        charts=charts(comparison),
+        sides=(left.method, right.method),
+        command=str(settings.pop("command", "")),
+        settings=settings,
+    )
 
 
 def page(comparison: Comparison, title: str | None = None) -> str:
-    """The HTML document: styles, script, pictures and numbers in one file that requests nothing."""
-    assets = resources.files(__package__) / "assets"
-    several = ", ".join(map(str, nfes(comparison)))
-    title = title or f"{comparison.model}, {comparison.solver}, {several} evaluations: the same seeds, side by side"
-    data = json.dumps(content(comparison), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    parts = {
-        "@title@": html.escape(title),
-        "@style@": (assets / "report.css").read_text(encoding="utf-8"),
-        "@script@": (assets / "report.js").read_text(encoding="utf-8"),
-        "@data@": data.replace("<", "\\u003c"),
-    }
-    document = (assets / "report.html").read_text(encoding="utf-8")
-    for mark, text in parts.items():
-        document = document.replace(mark, text)
-    return document
+    """The HTML document of a comparison."""
+    return render(report_of(comparison, title))

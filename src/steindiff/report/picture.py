@@ -1,42 +1,72 @@
-"""Images of a comparison as pictures: PNG bytes, data URIs, and the contact sheet."""
+"""Pictures of a report: from tensors or PIL images to data URIs and the contact sheet."""
 
 from __future__ import annotations
 
 import base64
+import io
+from collections.abc import Sequence
+from typing import Protocol
 
+import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from steindiff.comparison import Comparison
-from steindiff.pixels import picture, png, to_uint8
+from steindiff.pixels import picture, to_uint8
 
 GAP, CAPTION = 2, 150
+LOSSLESS = 256 * 256
+"""Pictures with more pixels than this are stored as JPEG, quality 95 without chroma subsampling, instead of PNG."""
+
+Picture = Tensor | Image.Image
+Pictures = Sequence[Picture] | Tensor
 
 
-def to_image(x: Tensor) -> Image.Image:
-    """One image in [−1, 1], `(C, H, W)` with C = 1 or 3, as bytes."""
-    return picture(to_uint8(x))
+class Strip(Protocol):
+    """One row of pictures and its label."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def nfe(self) -> int: ...
+    @property
+    def images(self) -> Pictures: ...
 
 
-def data_uri(x: Tensor) -> str:
-    """The PNG of one image as a URI that needs no request."""
-    return "data:image/png;base64," + base64.b64encode(png(to_uint8(x))).decode()
+def to_image(x: Picture) -> Image.Image:
+    """A PIL image from one in [−1, 1] or in bytes, `(C, H, W)` with C = 1 or 3; PIL images become L or RGB.
+
+    Raises:
+        ValueError: if a tensor has another shape.
+    """
+    if isinstance(x, Image.Image):
+        return x if x.mode in ("L", "RGB") else x.convert("RGB")
+    if x.ndim != 3 or x.shape[0] not in (1, 3):
+        raise ValueError(f"an image must have shape (1, H, W) or (3, H, W), got {tuple(x.shape)}")
+    x = x.detach().cpu()
+    return picture(x if x.dtype == torch.uint8 else to_uint8(x.float()))
 
 
-def contact_sheet(comparison: Comparison, columns: int = 12) -> Image.Image:
+def data_uri(x: Picture) -> str:
+    """One picture as a URI that needs no request."""
+    image, buffer = to_image(x), io.BytesIO()
+    kind = "PNG" if image.width * image.height <= LOSSLESS else "JPEG"
+    image.save(buffer, kind, optimize=True, **({} if kind == "PNG" else {"quality": 95, "subsampling": 0}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def contact_sheet(strips: Sequence[Strip], columns: int = 12) -> Image.Image:
     """One row for each method and number of evaluations, one column for each seed."""
-    rows = list(zip(comparison.rows, comparison.images, strict=True))
-    height, width = rows[0][1].shape[2:]
-    zoom = max(1, round(64 / height))
-    columns = min(columns, len(rows[0][1]))
-    cell = (width * zoom + GAP, height * zoom + GAP)
-    sheet = Image.new("RGB", (CAPTION + columns * cell[0], len(rows) * cell[1]), "white")
+    width, height = to_image(strips[0].images[0]).size
+    zoom = max(1, round(64 / height)) if height < 160 else 160 / height
+    size = round(width * zoom), round(height * zoom)
+    columns = min(columns, len(strips[0].images))
+    sheet = Image.new("RGB", (CAPTION + columns * (size[0] + GAP), len(strips) * (size[1] + GAP)), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for j, (row, images) in enumerate(rows):
-        y = j * cell[1]
-        text = f"{row.title}\n{row.nfe} evaluations"
-        draw.multiline_text((8, y + cell[1] / 2), text, fill="black", font=font, anchor="lm", spacing=3)
-        for i in range(columns):
-            tile = to_image(images[i]).resize((width * zoom, height * zoom), Image.Resampling.NEAREST)
-            sheet.paste(tile, (CAPTION + i * cell[0], y))
+    for j, strip in enumerate(strips):
+        y = j * (size[1] + GAP)
+        text = f"{strip.title}\n{strip.nfe} evaluations"
+        draw.multiline_text((8, y + size[1] / 2), text, fill="black", font=font, anchor="lm", spacing=3)
+        for i, x in enumerate(strip.images[:columns]):
+            tile = to_image(x).resize(size, Image.Resampling.NEAREST if zoom >= 1 else Image.Resampling.LANCZOS)
+            sheet.paste(tile, (CAPTION + i * (size[0] + GAP), y))
     return sheet

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
@@ -28,6 +28,7 @@ from steindiff.grids import GRIDS
 from steindiff.levels import Levels
 from steindiff.loop import sample
 from steindiff.model import Model
+from steindiff.probes import check_gradient
 from steindiff.sampler import levels_for
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
@@ -37,6 +38,13 @@ EXAMPLES = (
     "steindiff diagnose --out diagnostics",
     "steindiff diagnose --model fashion --solver ddim --grid logsnr --nfe 6 --num 8 --out diagnostics",
 )
+
+
+class Coefficients(NamedTuple):
+    """γ of every step: on states from the forward coupling, and on the run's own."""
+
+    ideal: tuple[diagnostics.Gammas, ...]
+    sampled: tuple[diagnostics.SteinGamma, ...]
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,13 @@ class Diagnosis:
         """Initial states."""
         return noise(self.seeds, self.subject.shape, self.levels[0]).to(self.subject.device)
 
+    def check(self) -> None:
+        """Refuse a network whose derivatives are not its own: all that follows is made of them."""
+        level = self.levels[self.levels.steps // 2]
+        one = self.denoiser.subset(slice(0, 1), len(self.seeds))
+        x = noise(self.seeds[:1], self.subject.shape, level).to(self.subject.device)
+        check_gradient(lambda z: one(z, level), x, 0.02 * level.sigma)
+
     @cached_property
     def clean(self) -> Tensor:
         """The model's many-step samples."""
@@ -76,7 +91,7 @@ class Diagnosis:
 
     @cached_property
     def lipschitz(self) -> diagnostics.Lipschitz:
-        """Local Lipschitz constants along the run (Fig. 3)."""
+        """Local Lipschitz constants along the run (Fig. 4)."""
         return diagnostics.lipschitz(
             self.denoiser, self.start, self.levels, self.solver, self.generator, iterations=self.iterations
         )
@@ -86,11 +101,12 @@ class Diagnosis:
         worst = (self.lipschitz.denoiser.amax(1).tolist(), self.lipschitz.noise.amax(1).tolist())
         return diagnostics.certificate(self.levels, *worst)
 
-    def gammas(self) -> tuple[diagnostics.Gammas, ...]:
-        """γ with and without the clean image (Thms 4.3, 4.7)."""
+    def gammas(self) -> Coefficients:
+        """γ with and without the clean image (Thms 4.3, 4.7), and what a sampler's own states make of it."""
         flow = diagnostics.fine_flow(self.denoiser, self.subject.schedule, steps=16)
-        return diagnostics.sampled_gammas(
-            self.denoiser, self.clean, self.levels, self.solver, self.generator, flow=flow
+        run = (self.denoiser, self.clean, self.levels, self.solver)
+        return Coefficients(
+            diagnostics.ideal_gammas(*run, self.generator, flow=flow), diagnostics.sampled_gammas(*run, self.generator)
         )
 
     def decay(self) -> diagnostics.Decay:
@@ -98,14 +114,14 @@ class Diagnosis:
         return diagnostics.decay(self.denoiser, self.clean, self.levels, self.solver, self.generator)
 
     def oscillation(self) -> diagnostics.Oscillation:
-        """A map that neither expands nor converges (Fig. 4)."""
+        """A map that neither expands nor converges (Fig. 3)."""
         return diagnostics.oscillation(torch.ones(2), 12, 1.0, self.generator)
 
 
 DIAGNOSTICS: dict[str, tuple[Callable[[Diagnosis], Any], Callable[[Any, Axes], None]]] = {
     "lipschitz": (lambda run: run.lipschitz, diagnostics.plot_lipschitz),
     "certificate": (Diagnosis.certificate, diagnostics.plot_certificate),
-    "gammas": (Diagnosis.gammas, diagnostics.plot_gammas),
+    "gammas": (Diagnosis.gammas, lambda found, axes: diagnostics.plot_gammas(found.ideal, axes, found.sampled)),
     "decay": (Diagnosis.decay, diagnostics.plot_decay),
     "oscillation": (Diagnosis.oscillation, diagnostics.plot_oscillation),
 }
@@ -118,6 +134,8 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Tensor):
         return value.tolist()
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(field) for name, field in value._asdict().items()}
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
@@ -143,9 +161,10 @@ def command(
     place = named("grid", grid, GRIDS)
     seeds = options.seeds(num, seed)
     if iterations < 1:
-        raise ValueError(f"iterations = {iterations}: allowed are whole numbers >= 1")
+        raise ValueError(f"iterations must be >= 1, got {iterations}")
     subject = options.model(model, guidance, device)
     run = Diagnosis(subject, chosen, levels_for(chosen, place, subject.schedule, nfe), seeds, iterations)
+    run.check()
     folder(out)
     found: dict[str, Any] = {}
     with progress() as bar:

@@ -4,6 +4,8 @@
   const $ = (id) => document.getElementById(id);
   const methods = Object.fromEntries(data.methods.map((m) => [m.key, m]));
   const state = { seed: 0, nfe: data.start };
+  const PALETTE = 8;
+  let ready = false;
 
   // ---- small helpers -------------------------------------------------------------------------------------------
   const element = (tag, attributes = {}, ...children) => {
@@ -18,9 +20,14 @@
     if (text) made.textContent = text;
     return made;
   };
-  const colour = (key) => (typeof key === "number"
-    ? `color-mix(in oklab, var(--m-calibrated) ${Math.round(100 * key)}%, var(--m-edm))`
-    : `var(--m-${key})`);
+  // A method's colour is its place among the methods; a step's runs from blue over green to red.
+  const few = data.methods.filter((m) => !m.reference).map((m) => m.key);
+  const colour = (key) => {
+    if (Array.isArray(key)) return `oklch(var(--step) 0.15 ${Math.round(270 - 240 * key[0] / Math.max(1, key[1] - 1))})`;
+    if (methods[key]?.reference) return "var(--reference)";
+    const i = Math.max(0, few.indexOf(key));
+    return i < PALETTE ? `var(--c${i})` : `oklch(var(--step) 0.14 ${(137.5 * i) % 360})`;
+  };
   const short = (v) => {
     if (v === 0) return "0";
     const size = Math.abs(v);
@@ -34,10 +41,12 @@
 
   // ---- pictures ------------------------------------------------------------------------------------------------
   const nfe = () => data.nfes[state.nfe];
-  const row = (key) => data.rows.find((r) => r.method === key && (key === data.reference || r.nfe === nfe()));
+  const row = (key) => data.rows.find((r) => r.method === key && (r.reference || r.nfe === nfe()));
   const shown = () => data.methods.filter((m) => row(m.key));
   const picture = (key, seed) => data.pictures[row(key).index][seed];
-  const describe = (key, seed) => `Seed ${data.seeds[seed]}, ${methods[key].title}, ${row(key).nfe} evaluations`;
+  const budget = (key) => `${row(key).nfe} evaluations`;
+  const describe = (key, seed) => `Seed ${data.seeds[seed]}, ${methods[key].title}, ${budget(key)}`
+    + (data.captions[seed] ? `: ${data.captions[seed]}` : "");
   const place = (image, key, seed) => {
     image.src = picture(key, seed);
     image.alt = describe(key, seed);
@@ -48,51 +57,151 @@
       const image = element("img", { class: "pixels" });
       place(image, m.key, state.seed);
       const r = row(m.key);
-      const cost = r.backward_passes ? `${r.network_calls} calls + ${r.backward_passes} backward` : `${r.network_calls} calls`;
+      const cost = r.network_calls === undefined ? budget(m.key)
+        : `${r.network_calls} calls` + (r.backward_passes ? ` + ${r.backward_passes} backward` : "");
       const caption = element("figcaption", {}, element("b", {}, m.title), cost);
-      const card = element("figure", { class: "card", "data-method": m.key }, image, caption);
+      const button = element("button", { type: "button", title: "Enlarge" }, image);
+      button.addEventListener("click", () => enlarge(m.key));
+      const card = element("figure", { class: "card", "data-method": m.key }, button, caption);
       card.style.setProperty("--c", colour(m.key));
       return card;
     }));
   };
+  const enlarge = (key) => {
+    place($("zoom-image"), key, state.seed);
+    $("zoom").style.setProperty("--ratio", $("swipe-left").naturalWidth / $("swipe-left").naturalHeight || 1);
+    $("zoom-text").textContent = describe(key, state.seed);
+    $("zoom").showModal();
+  };
+  const side = (name) => (row($(name).value) ? $(name).value : shown()[0].key);
   const drawSwipe = () => {
-    for (const side of ["left", "right"]) {
-      const key = row($(side).value) ? $(side).value : shown()[0].key;
-      place($(`swipe-${side}`), key, state.seed);
+    for (const name of ["left", "right"]) {
+      place($(`swipe-${name}`), side(name), state.seed);
+      $(`tag-${name}`).textContent = `${methods[side(name)].title}, ${budget(side(name))}`;
     }
   };
+  // One tab stop for the whole grid: arrows move, the picture in focus is chosen.
   const drawSheet = () => {
-    $("sheet").replaceChildren(...shown().map((m) => {
+    const held = $("sheet").contains(document.activeElement);
+    const strips = shown().map((m, line) => {
       const strip = element("div", { class: "strip" }, element("span", {}, m.title));
       strip.style.setProperty("--c", colour(m.key));
       data.seeds.forEach((seed, i) => {
-        const image = element("img", { class: "pixels" });
+        const image = element("img", { class: "pixels", draggable: "false" });
         place(image, m.key, i);
-        const button = element("button", { type: "button", "aria-pressed": String(i === state.seed) }, image);
-        button.addEventListener("click", () => { $("seed").value = i; choose(); });
+        const button = element("button", { type: "button" }, image);
+        button.addEventListener("click", () => { state.line = line; pick(i); });
         strip.append(button);
       });
       return strip;
+    });
+    $("sheet").replaceChildren(...strips);
+    state.line = Math.min(state.line ?? 0, strips.length - 1);
+    markSeed();
+    if (held) focusSeed();
+  };
+  const seedButton = () => $("sheet").children[state.line].querySelectorAll("button")[state.seed];
+  const focusSeed = () => seedButton().focus();
+  const markSeed = () => {
+    [...$("sheet").children].forEach((strip, line) => strip.querySelectorAll("button").forEach((b, i) => {
+      b.setAttribute("aria-pressed", String(i === state.seed));
+      b.tabIndex = i === state.seed && line === state.line ? 0 : -1;
     }));
   };
-  const markSeed = () => {
-    for (const strip of $("sheet").children) {
-      [...strip.querySelectorAll("button")].forEach((b, i) => b.setAttribute("aria-pressed", String(i === state.seed)));
-    }
+  const pick = (seed) => { $("seed").value = seed; choose(); };
+  $("sheet").addEventListener("keydown", (event) => {
+    const lines = $("sheet").children.length, last = data.seeds.length - 1;
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -last], End: [0, last] };
+    const move = moves[event.key];
+    if (!move) return;
+    event.preventDefault();
+    state.line = Math.min(lines - 1, Math.max(0, state.line + move[0]));
+    pick(Math.min(last, Math.max(0, state.seed + move[1])));
+    focusSeed();
+  });
+
+  // ---- sharing -------------------------------------------------------------------------------------------------
+  const say = (text) => { $("status").textContent = text; };
+  const loadImage = (uri) => new Promise((done, fail) => {
+    const image = new Image();
+    image.onload = () => done(image);
+    image.onerror = fail;
+    image.src = uri;
+  });
+  // This seed by every method, titled, on a canvas.
+  const compose = async () => {
+    const keys = shown().map((m) => m.key);
+    const images = await Promise.all(keys.map((key) => loadImage(picture(key, state.seed))));
+    const height = Math.max(256, Math.min(512, images[0].naturalHeight)), zoom = height / images[0].naturalHeight;
+    const width = Math.round(zoom * images[0].naturalWidth), gap = 12, top = 56;
+    const canvas = element("canvas", { width: keys.length * (width + gap) + gap, height: height + top + gap });
+    const pen = canvas.getContext("2d"), css = getComputedStyle(document.body);
+    pen.fillStyle = css.backgroundColor;
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.imageSmoothingEnabled = document.body.classList.contains("smooth");
+    keys.forEach((key, i) => {
+      const at = gap + i * (width + gap);
+      pen.drawImage(images[i], at, top, width, height);
+      pen.fillStyle = css.color;
+      pen.font = `600 17px ${css.fontFamily}`;
+      pen.fillText(methods[key].title, at, 24, width);
+      pen.font = `15px ${css.fontFamily}`;
+      pen.fillText(`${budget(key)}, seed ${data.seeds[state.seed]}`, at, 45, width);
+    });
+    return canvas;
+  };
+  $("save").addEventListener("click", async () => {
+    const name = `steindiff-seed-${data.seeds[state.seed]}-nfe-${nfe()}.png`;
+    element("a", { href: (await compose()).toDataURL("image/png"), download: name }).click();
+    say(`Saved ${name}.`);
+  });
+  $("copy").addEventListener("click", async () => {
+    try {
+      const blob = compose().then((canvas) => new Promise((done) => canvas.toBlob(done, "image/png")));
+      await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
+      say("Copied the picture.");
+    } catch { say("The browser does not allow copying here: save the picture instead."); }
+  });
+  $("link").addEventListener("click", async () => {
+    remember();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      say("Copied the link to this view.");
+    } catch { say("The link to this view is in the address bar."); }
+  });
+  // Seed, budget and both sides live in the address: a link shows what its sender saw.
+  const remember = () => {
+    const view = { seed: data.seeds[state.seed], nfe: nfe(), left: $("left").value, right: $("right").value, at: $("split").value };
+    history.replaceState(null, "", `#${new URLSearchParams(view)}`);
+  };
+  const recall = () => {
+    const view = new URLSearchParams(location.hash.slice(1));
+    const seed = data.seeds.indexOf(view.get("seed")), place = data.nfes.indexOf(+view.get("nfe"));
+    if (seed >= 0) $("seed").value = seed;
+    if (place >= 0) $("nfe").value = place;
+    for (const name of ["left", "right"]) if (methods[view.get(name)]) $(name).value = view.get(name);
+    if (view.has("at")) $("split").value = view.get("at");
   };
 
   // ---- table ---------------------------------------------------------------------------------------------------
   const drawTable = () => {
-    const head = element("tr", {}, ...data.columns.map((c) => element("th", { scope: "col" }, c.title)));
+    const head = element("tr", {}, ...data.columns.map((c) => {
+      const cell = element("th", { scope: "col" }, c.title);
+      cell.style.minWidth = `${Math.min(10, c.title.length / 5)}rem`;
+      return cell;
+    }));
     const rows = data.rows.map((r) => {
-      const current = r.method === data.reference || r.nfe === nfe();
+      const current = r.reference || r.nfe === nfe();
       const line = element("tr", current ? { class: "current" } : {});
       line.style.setProperty("--c", colour(r.method));
       data.columns.forEach((c, i) => {
         const value = r[c.key];
         const best = data.best[c.key]?.includes(r.index);
         const cell = element(i ? "td" : "th", i ? (best ? { class: "best" } : {}) : { scope: "row" });
-        cell.textContent = typeof value === "number" && c.digits !== null ? value.toFixed(c.digits) : value;
+        const print = (v) => (typeof v === "number" && c.digits !== null ? v.toFixed(c.digits) : v ?? "–");
+        cell.textContent = print(value);
+        const range = r[`${c.key}_interval`];
+        if (range) cell.append(element("small", {}, range.map(print).join(" – ")));
         line.append(cell);
       });
       return line;
@@ -127,6 +236,32 @@
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     return [low - room, high + room];
   };
+  // The point nearest to the pointer, with its values.
+  const hover = (plot, frame, spots, lines) => {
+    const tip = element("div", { class: "tip", hidden: "" });
+    const mark = svg("circle", { class: "dot mark", r: 6, visibility: "hidden" });
+    const leave = () => { tip.hidden = true; mark.setAttribute("visibility", "hidden"); };
+    const move = (event) => {
+      const box = frame.getBoundingClientRect(), zoom = box.width / frame.viewBox.baseVal.width;
+      const px = (event.clientX - box.left) / zoom, py = (event.clientY - box.top) / zoom;
+      const far = (s) => Math.hypot(s.a - px, s.b - py);
+      const spot = spots.reduce((one, two) => (far(two) < far(one) ? two : one));
+      if (far(spot) > 60) { leave(); return; }
+      for (const e of [tip, mark]) e.style.setProperty("--c", colour(spot.series.style));
+      mark.setAttribute("cx", spot.a);
+      mark.setAttribute("cy", spot.b);
+      mark.setAttribute("visibility", "visible");
+      tip.replaceChildren(element("b", {}, spot.series.name), ...lines(spot).flatMap((l, i) => (i ? [element("br"), l] : [l])));
+      tip.hidden = false;
+      const half = tip.offsetWidth / 2;
+      tip.style.left = `${Math.min(box.width - half, Math.max(half, spot.a * zoom))}px`;
+      tip.style.top = `${spot.b * zoom}px`;
+    };
+    frame.append(mark);
+    plot.append(tip);
+    for (const name of ["pointermove", "pointerdown"]) frame.addEventListener(name, move);
+    frame.addEventListener("pointerleave", leave);
+  };
   const drawChart = (box, chart) => {
     const drawable = ([a, b]) => (!chart.x.log || a > 0) && (!chart.y.log || b > 0);
     const series = (chart.frames[String(nfe())] ?? chart.frames["*"] ?? [])
@@ -139,7 +274,7 @@
     const width = Math.max(260, box.clientWidth - 36), categories = chart.y.categories;
     const height = categories ? 34 * series.length + 56 : Math.round(Math.min(300, width * 0.62));
     const margin = { left: categories ? 104 : 52, right: 14, top: 10, bottom: 42 };
-    const points = series.flatMap((s) => s.points);
+    const points = series.flatMap((s) => s.points.flatMap(([a, ...bs]) => bs.filter((b) => !chart.y.log || b > 0).map((b) => [a, b])));
     const xr = extent(points.map((p) => p[0]), chart.x);
     const yr = categories ? [-0.5, series.length - 0.5] : extent(points.map((p) => p[1]), chart.y);
     const scale = ([low, high], log, from, to) => (v) => {
@@ -170,20 +305,26 @@
         frame.append(svg("text", { x: margin.left - 8, y: y(v) + 4, "text-anchor": "end" }, short(v)));
       }
     }
+    const spots = [];
     series.forEach((s, i) => {
       const at = s.points.map(([a, b]) => [x(a), categories ? y(i) : y(b)]);
+      at.forEach(([a, b], k) => spots.push({ a, b, series: s, point: s.points[k] }));
       const group = svg("g");
       group.style.setProperty("--c", colour(s.style));
       if (at.length > 1) group.append(svg("polyline", { class: "curve", points: at.map((p) => p.map((v) => v.toFixed(1)).join(",")).join(" ") }));
-      if (at.length <= 24) at.forEach(([a, b], k) => {
-        const dot = svg("circle", { class: "dot", cx: a.toFixed(1), cy: b.toFixed(1), r: 4.5 });
-        const [u, v] = s.points[k];
-        dot.append(svg("title", {}, categories ? `${s.name}: ${short(u)}` : `${s.name}: ${short(u)}, ${short(v)}`));
-        group.append(dot);
+      s.points.forEach(([a, , low, high]) => {
+        if (low !== undefined) group.append(svg("line", { class: "whisker", x1: x(a), x2: x(a), y1: y(Math.max(low, yr[0])), y2: y(high) }));
       });
+      if (at.length <= 24) at.forEach(([a, b]) => group.append(svg("circle", { class: "dot", cx: a.toFixed(1), cy: b.toFixed(1), r: 4.5 })));
       frame.append(group);
     });
-    box.append(frame);
+    const plot = element("div", { class: "plot" }, frame);
+    hover(plot, frame, spots, (spot) => {
+      const [u, v, low, high] = spot.point;
+      const value = categories ? [] : [`${chart.y.label} ${short(v)}` + (low === undefined ? "" : ` (${short(low)} – ${short(high)})`)];
+      return [`${chart.x.label} ${short(u)}`, ...value];
+    });
+    box.append(plot);
     if (!categories) box.append(element("ul", { class: "legend" }, ...series.map((s) => {
       const item = element("li", {}, s.name);
       item.style.setProperty("--c", colour(s.style));
@@ -209,30 +350,45 @@
       element("b", {}, ...(before ? [element("s", {}, `${before} → `), after] : [after])), element("span", {}, label))));
   };
   const choose = () => {
-    const moved = state.nfe !== +$("nfe").value;
+    const moved = ready && state.nfe !== +$("nfe").value;
     state.seed = +$("seed").value;
     state.nfe = +$("nfe").value;
     $("seed-value").textContent = data.seeds[state.seed];
     $("nfe-value").textContent = nfe();
     $("seed").setAttribute("aria-valuetext", `seed ${data.seeds[state.seed]}`);
     $("nfe").setAttribute("aria-valuetext", `${nfe()} evaluations`);
+    $("caption").textContent = data.captions[state.seed] ?? "";
+    $("caption").hidden = !data.captions[state.seed];
     drawCards();
     drawSwipe();
-    if (moved) { drawSheet(); drawTable(); drawCharts(); drawTiles(); } else markSeed();
+    if (moved) drawBudget(); else if (ready) markSeed();
+    if (ready) remember();
+  };
+  const drawBudget = () => {
+    $("headline").textContent = data.headlines[String(nfe())] ?? document.title;
+    drawSheet();
+    drawTable();
+    drawCharts();
+    drawTiles();
   };
   const split = () => $("stage").style.setProperty("--at", `${$("split").value}%`);
 
   $("version").textContent = data.version;
   $("lead").textContent = data.lead;
-  $("blur").textContent = data.blur;
+  $("command").textContent = data.command;
+  $("made").hidden = !data.command;
+  $("notes").replaceChildren(...data.notes.map((text) => element("p", { class: "notice" }, text)));
+  $("links").replaceChildren(...data.links.map(([name, url]) => element("a", { href: url, rel: "noreferrer" }, name)));
+  $("chart-section").hidden = !data.charts.length;
+  $("setting-section").hidden = !data.settings.length;
   $("seed").max = data.seeds.length - 1;
   $("nfe").max = data.nfes.length - 1;
   $("nfe").value = state.nfe;
-  $("nfe").disabled = data.nfes.length < 2;
-  for (const side of ["left", "right"]) {
-    $(side).replaceChildren(...data.methods.map((m) => element("option", { value: m.key }, m.title)));
-    $(side).value = data[side];
-    $(side).addEventListener("change", drawSwipe);
+  $("controls").classList.toggle("single", data.nfes.length < 2);
+  for (const name of ["left", "right"]) {
+    $(name).replaceChildren(...data.methods.map((m) => element("option", { value: m.key }, m.title)));
+    $(name).value = data[name];
+    $(name).addEventListener("change", () => { drawSwipe(); remember(); });
   }
   $("settings").replaceChildren(...data.settings.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
   $("charts").replaceChildren(...boxes);
@@ -240,20 +396,30 @@
   $("seed").addEventListener("input", choose);
   $("nfe").addEventListener("input", choose);
   $("split").addEventListener("input", split);
+  $("split").addEventListener("change", () => remember());
+  $("smooth").checked = data.smooth;
+  const soften = () => document.body.classList.toggle("smooth", $("smooth").checked);
+  $("smooth").addEventListener("input", soften);
   const drag = (event) => {
-    if (event.type === "pointermove" && !event.buttons) return;
     const box = $("stage").getBoundingClientRect();
     $("split").value = Math.round(100 * (event.clientX - box.left) / box.width);
     split();
   };
-  $("stage").addEventListener("pointerdown", drag);
-  $("stage").addEventListener("pointermove", drag);
+  $("stage").addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "mouse" && event.button) return;
+    $("stage").setPointerCapture(event.pointerId);
+    drag(event);
+  });
+  $("stage").addEventListener("pointermove", (event) => { if ($("stage").hasPointerCapture(event.pointerId)) drag(event); });
+  $("stage").addEventListener("pointerup", () => remember());
+  $("zoom").addEventListener("click", (event) => { if (event.target === $("zoom")) $("zoom").close(); });
+  recall();
   choose();
-  drawSheet();
-  drawTable();
-  drawCharts();
-  drawTiles();
+  drawBudget();
   split();
+  soften();
+  ready = true;
+  window.addEventListener("hashchange", () => { recall(); choose(); split(); });
   let width = window.innerWidth;
   window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; drawCharts(); } });
 })();

@@ -1,0 +1,94 @@
+"""The reproduction page: in step with its records, and its verdicts by their rule."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import paper
+import reproduction
+
+
+def cells(better: int, equal: int, worse: int) -> list[dict]:
+    names = ["better"] * better + ["equal"] * equal + ["worse"] * worse
+    return [{"verdict": name} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((9, 1, 0), "**holds**"),
+        ((9, 0, 1), "**in part**"),
+        ((5, 5, 0), "**in part**"),
+        ((1, 9, 0), "**does not hold**"),
+        ((0, 0, 4), "**does not hold**"),
+        ((0, 0, 0), reproduction.MISSING),
+    ],
+)
+def test_verdicts_count_for_and_against_alike(counts, expected: str):
+    assert reproduction.verdict(cells(*counts)) == expected
+
+
+def test_a_run_that_was_stopped_counts_against():
+    records = [*cells(9, 0, 0), {"error": "the state became NaN"}]
+    assert reproduction.verdict(records) == "**in part**"
+    assert reproduction.tally(records) == "better 9, equal 0, worse 0, stopped 1 of 10"
+
+
+def test_the_page_is_what_the_records_say(tmp_path: Path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(reproduction.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(reproduction, "PAGE", page)
+    reproduction.main()
+    made = page.read_text(encoding="utf-8")
+    monkeypatch.undo()
+    assert made == reproduction.PAGE.read_text(encoding="utf-8"), "run python benchmarks/reproduction.py"
+
+
+def test_every_numbered_thing_of_the_paper_has_a_row():
+    text = reproduction.PAGE.read_text(encoding="utf-8")
+    rows = " ".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| "))
+    for name in (
+        *("Prop. 4.1", "Remark 4.2", "Thm 4.3", "Thm 4.4", "Remark 4.5", "Lemma 4.6", "Thm 4.7", "Thm 4.8", "Cor. 4.9"),
+        *("Thm 4.10", "Thm 4.11", "Cor. 4.12", "Remark 4.13", "Prop. C.1", "Prop. D.1", "Cor. D.2", "Remark D.3"),
+        *("Prop. D.4", "Prop. D.5", "Prop. D.6", "Remark D.7", "Prop. E.1", "Remark E.2", "Alg. 1", "Alg. 2"),
+        *("Figs 1, 2", "Fig. 3", "Fig. 4", "Fig. 5", "Figs 6, 7", "Fig. 8", "Fig. 9", "Figs 10, 11, 12"),
+        *("Table 1", "Table 2", "Table 3", "IS", "FD-DINOv2"),
+    ):
+        assert name in rows, name
+    longest = max((len(cell), cell) for line in text.splitlines() if line.startswith("| ") for cell in line.split("|"))
+    assert longest[0] < 240, longest
+
+
+def test_records_of_a_network_fill_every_row(monkeypatch):
+    """With made-up records of every cell of every plan nothing of the network is left open."""
+    made = [
+        {
+            "model": "cifar10",
+            **paper.asdict(cell),
+            "fid": 20.0,
+            "score": 8.0,
+            **({} if cell.mode == "plain" else {"difference": -1.0, "difference_error": 0.1, "verdict": "better"}),
+        }
+        for cell in dict.fromkeys(cell for plan in paper.PLANS.values() for cell in plan)
+    ]
+    table3 = {"table": "table3", "model": "cifar10", "device": "x", "nfe": 5, "network_calls": 5, "backward_passes": 0}
+    made += [{**table3, "mode": mode, "ratio": 2.0} for mode in paper.MODES]
+    made += [{"figure": name, "file": f"paper_{name}.png"} for name in paper.FIGURES]
+    fashion = [{**record, "model": "fashion"} for record in made if "mode" in record]
+    files = {"paper": made, "paper_fashion": fashion}
+    read = reproduction.read
+    monkeypatch.setattr(reproduction, "read", lambda name: files.get(name) or read(name))
+    found = reproduction.Evidence()
+    for row in found.experiments():
+        assert reproduction.MISSING not in " ".join(row), row
+    assert "21.00 → 20.00 (± 0.20)" in found.experiments()[0][2]
+    text = found.table_2()
+    assert text.count("**-1.00** ± 0.20") == 2 * len(
+        {paper.replace(c, mode="plain") for p in ("core", "bare", "zero") for c in paper.PLANS[p]}
+    )
+    assert re.search(r"\| consistency \| better \d+, equal 0, worse 0 of \d+", found.others())
