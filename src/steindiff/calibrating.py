@@ -408,7 +408,7 @@ def with_restarts(
     levels, model = calibration.levels, reference.model
     if not any(weights.rho for weights in calibration.steps):
         return calibration
-    correction = (fit or ByAlignment())(reference)
+    correction = (fit or ByAlignment())(reference, levels.steps)
     denoiser = model.denoiser_for(reference.local_seeds, reference.batch)
     restarts = []
     try:

@@ -240,7 +240,7 @@ def test_edm_dpm_solver_multistep(order: int, steps: int, spacing: str):
     """Here the grid is ours too: EDM's ρ = 7 and the log-SNR grid, and so is the preconditioning."""
     scheduler = diffusers.EDMDPMSolverMultistepScheduler(solver_order=order, sigma_schedule=spacing)
     scheduler.set_timesteps(steps)
-    grid = {"karras": Karras(), "exponential": LogSNR()}[spacing]
+    grid = {"karras": Karras(to_zero=True), "exponential": LogSNR(to_zero=True)}[spacing]
     levels = grid(EDM(0.002, 80.0), steps)
     assert [level.sigma for level in levels] == pytest.approx(scheduler.sigmas.tolist(), rel=1e-5)
     scheduler.sigmas = torch.tensor([level.sigma for level in levels], dtype=FLOAT)
