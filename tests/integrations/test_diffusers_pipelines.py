@@ -363,7 +363,7 @@ def test_samples_are_compared_within_their_prompt():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipelines, "reference_run", watched)
         ours.calibrate(case.make(), nfe=4, **QUICK, **case.call)
-    assert made[0].groups.index.tolist() == [0, 1, 0, 1, 0, 1]
+    assert made[0].groups().index.tolist() == [0, 1, 0, 1, 0, 1]
 
 
 def test_the_default_solver_is_the_pipelines_own():
