@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from steindiff._serialization import with_checksum
 from steindiff.calibrating import Progress, Recipe, calibrate, with_restarts
 from steindiff.calibration import Calibration
+from steindiff.corrections.replay import StepWeights
 from steindiff.denoisers import Denoiser, Gaussian, Mixture
 from steindiff.levels import Levels
 from steindiff.loop import sample
@@ -48,7 +52,7 @@ def errors(calibration: Calibration, goal: ReferenceRun, denoiser: Denoiser, *, 
     for j in range(1, calibration.levels.steps):
         tail = Levels(calibration.levels[j:], SCHEDULE)
         steps = tuple(replay.weights(i, j if restarted else 0) for i in range(j, calibration.levels.steps))
-        rest = replace(calibration, levels=tail, steps=steps, restarts=())
+        rest = replace(calibration, levels=tail, steps=tuple(replace(step, restarted=()) for step in steps))
         x = goal.trajectory(tail[0])
         ends = [sample(denoiser, x, tail, calibration.solver, c).x for c in (rest.replay(), None)]
         found.append(min(float((end - goal.samples).norm()) for end in (ends[:1] if restarted else ends)))
@@ -72,32 +76,54 @@ def test_a_later_start_ends_nearer_to_the_fine_trajectory(name: str, problem: Ca
     assert sum(after[late:-1]) < 0.9 * sum(before[late:-1])
 
 
-def test_they_survive_the_file(tmp_path) -> None:
+def without(calibration: Calibration) -> Calibration:
+    return replace(calibration, steps=tuple(replace(step, restarted=()) for step in calibration.steps))
+
+
+def test_they_survive_the_file(tmp_path: Path) -> None:
     calibration, _ = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
     calibration.save(tmp_path / "c.json")
     again = Calibration.load(tmp_path / "c.json")
-    assert [len(first) for first in again.restarts] == [4, 3, 2, 1]
-    assert again.restarts[1][0].rho == pytest.approx(calibration.restarts[1][0].rho, abs=1e-6)
-    assert "restarts" not in replace(calibration, restarts=()).to_dict()
+    assert [len(step.restarted) for step in again.steps] == [0, 1, 2, 3, 4]
+    assert again.steps[2].restarted[1].rho == pytest.approx(calibration.steps[2].restarted[1].rho, abs=1e-6)
+    assert again.steps[2].restarted[1].tau == (), "a run that begins at level 2 has one denoised image there"
+    assert "restarted" not in json.dumps(without(calibration).to_dict())
+
+
+def damage(index: int, restarted: Callable[[StepWeights], object]) -> Callable[[Calibration], Calibration]:
+    def damaged(calibration: Calibration) -> Calibration:
+        steps = list(calibration.steps)
+        steps[index] = replace(steps[index], restarted=restarted(steps[index]))
+        return replace(calibration, steps=tuple(steps))
+
+    return damaged
 
 
 @pytest.mark.parametrize(
-    ("restarts", "message"),
+    ("spoil", "message"),
     [
-        (lambda r: (*r, r[-1]), "restarts must hold less than 5 entries, got 5"),
-        (lambda r: (r[0] * 2, *r[1:]), r"restarts\[0\] must hold at most 4 steps, got 8"),
-        (lambda r: ((replace(r[0][0], rho=(1.0,)), *r[0][1:]), *r[1:]), r"restarts\[0\]\[0\].rho must hold"),
+        (damage(1, lambda w: w.restarted * 2), r"steps\[1\].restarted must hold at most 1 entries, got 2"),
+        (damage(1, lambda w: (replace(w, rho=(1.0,)),)), r"steps\[1\].restarted\[0\].rho must hold"),
     ],
 )
-def test_restarts_that_do_not_fit_are_refused(restarts, message: str) -> None:
+def test_weights_that_do_not_fit_are_refused(spoil: Callable[[Calibration], Calibration], message: str) -> None:
     calibration, _ = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
     with pytest.raises(ValueError, match=message):
-        replace(calibration, restarts=restarts(calibration.restarts))
+        spoil(calibration)
+
+
+def test_a_file_cannot_nest_them() -> None:
+    calibration, _ = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
+    content = calibration.to_dict()
+    del content["sha256"]
+    content["steps"][1]["restarted"][0]["restarted"] = []
+    with pytest.raises(ValueError, match=r"steps\[1\].restarted\[0\] must be an object with rho, tau and error"):
+        Calibration.from_dict(with_checksum(content))
 
 
 def test_stopping_keeps_the_calibration_as_it_was() -> None:
     calibration, reference = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
-    bare, seen = replace(calibration, restarts=()), []
+    bare, seen = without(calibration), []
 
     def told(progress: Progress) -> bool:
         seen.append(progress)

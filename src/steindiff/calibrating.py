@@ -416,10 +416,14 @@ def with_restarts(
             tail = Levels(levels[j:], levels.schedule)
             x = reference.trajectory(tail[0]).to(model.device, model.dtype)
             statistics = sample(denoiser, x, tail, calibration.solver, correction).statistics
-            restarts.append(tuple(map(step_weights, statistics)))
+            restarts.append([replace(step_weights(row), error=()) for row in statistics])
             if callback is not None and callback(Progress("later starts", j, levels.steps - 1)) is False:
                 return calibration
     except KeyboardInterrupt:
         logger.warning("stopped: keeping the calibration without later starts")
         return calibration
-    return replace(calibration, restarts=tuple(restarts))
+    steps = tuple(
+        replace(weights, restarted=tuple(restarts[j][i - j - 1] for j in range(i)))
+        for i, weights in enumerate(calibration.steps)
+    )
+    return replace(calibration, steps=steps)

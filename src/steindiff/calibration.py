@@ -28,7 +28,6 @@ class Calibration:
         levels: where to step, and what the network is told there.
         basis: in which the weights act.
         steps: the weights of every step.
-        restarts: entry j − 1: those of a run that begins at level j, as img2img does; see `with_restarts`.
         fingerprint: of the model, eight numbers; empty if unknown.
         conditions: what must be equal where it is used (guidance, network), by name; checked.
         provenance: how it was made: seeds, cost, versions. Never checked.
@@ -38,7 +37,6 @@ class Calibration:
     levels: Levels
     basis: Basis
     steps: tuple[StepWeights, ...]
-    restarts: tuple[tuple[StepWeights, ...], ...] = ()
     fingerprint: tuple[float, ...] = ()
     conditions: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +66,7 @@ class Calibration:
 
     def replay(self) -> Replay:
         """The correction that replays it, bound to its solver and levels."""
-        return Replay(self.solver, self.levels, self.basis, self.steps, self.restarts)
+        return Replay(self.solver, self.levels, self.basis, self.steps)
 
     def sampler(self, *, check: bool = True) -> Sampler:
         """The sampler that replays it.

@@ -33,7 +33,7 @@ FIELDS = {
     2: {"format", "solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "tau", "error", "model", "settings"},
     3: {"format", "solver", "nfe", "schedule", "levels", "basis", "steps", "fingerprint", "conditions", "provenance"},
 }
-"""What a file must hold, beside its checksum; one of format 3 may hold `restarts` too."""
+"""What a file must hold, beside its checksum."""
 
 
 def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +46,11 @@ def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
             "tau": [[round(v, 6) for v in row] for row in weights.tau],
             "error": [float(f"{v:.3g}") for v in weights.error],
         }
-        return {**entry, "gamma": weights.gamma} if weights.gamma != 1.0 else entry
+        if weights.gamma != 1.0:
+            entry["gamma"] = weights.gamma
+        if weights.restarted:
+            entry["restarted"] = list(map(rounded, weights.restarted))
+        return entry
 
     content = {
         "format": FORMAT,
@@ -60,8 +64,6 @@ def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
         "conditions": dict(calibration["conditions"]),
         "provenance": dict(calibration["provenance"]),
     }
-    if calibration["restarts"]:
-        content["restarts"] = [[rounded(weights) for weights in first] for first in calibration["restarts"]]
     return with_checksum(json.loads(json.dumps(content)))
 
 
@@ -73,7 +75,6 @@ def decode(content: Any) -> dict[str, Any]:
     """
     body = verified("calibration", content, *FIELDS)
     version = body["format"]
-    restarts = entries("restarts", {"restarts": body.pop("restarts", [])}) if version == FORMAT else []
     if set(body) != FIELDS[version]:
         missing, unknown = sorted(FIELDS[version] - set(body)), sorted(set(body) - FIELDS[version])
         raise ValueError(f"a calibration of format {version} misses {missing} or does not know {unknown}")
@@ -91,8 +92,7 @@ def decode(content: Any) -> dict[str, Any]:
         "solver": solver,
         "levels": levels,
         "basis": from_config("basis", body["basis"], BASES.classes()),
-        "steps": read_steps("steps", body["steps"]),
-        "restarts": tuple(read_steps(f"restarts[{j}]", first) for j, first in enumerate(restarts)),
+        "steps": tuple(read_weights(f"steps[{i}]", entry) for i, entry in enumerate(entries("steps", body))),
         "fingerprint": finite("fingerprint", body["fingerprint"]),
         "conditions": body["conditions"],
         "provenance": body["provenance"],
@@ -114,21 +114,19 @@ def read_level(name: str, row: Any) -> Level:
     return Level(*numbers)
 
 
-def read_weights(name: str, entry: Any) -> StepWeights:
-    """The weights of a step."""
-    if not isinstance(entry, dict) or not {"rho", "tau", "error"} <= set(entry) <= {"rho", "tau", "error", "gamma"}:
+def read_weights(name: str, entry: Any, *, restarts: bool = True) -> StepWeights:
+    """The weights of a step; those of a restarted one have none of their own."""
+    must, may = {"rho", "tau", "error"}, {"gamma", "restarted"} if restarts else {"gamma"}
+    if not isinstance(entry, dict) or not must <= set(entry) <= must | may:
         raise ValueError(f"{name} must be an object with rho, tau and error, got {str(entry)[:60]}")
+    restarted = entries("restarted", {"restarted": entry.get("restarted", [])})
     return StepWeights(
         rho=finite(f"{name}.rho", entry["rho"]),
         tau=tuple(finite(f"{name}.tau[{k}]", row) for k, row in enumerate(entries("tau", entry))),
         error=finite(f"{name}.error", entry["error"]),
         gamma=finite(f"{name}.gamma", [entry.get("gamma", 1.0)])[0],
+        restarted=tuple(read_weights(f"{name}.restarted[{k}]", e, restarts=False) for k, e in enumerate(restarted)),
     )
-
-
-def read_steps(name: str, rows: Any) -> tuple[StepWeights, ...]:
-    """The weights of several steps."""
-    return tuple(read_weights(f"{name}[{i}]", row) for i, row in enumerate(entries(name, {name: rows})))
 
 
 def from_format_2(body: Mapping[str, Any], steps: int) -> dict[str, Any]:

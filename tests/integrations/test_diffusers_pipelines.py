@@ -310,7 +310,7 @@ def test_progress_is_told_and_stopping_keeps_the_best():
 
     calibration = ours.calibrate(case.make(), nfe=4, **{**QUICK, "recipe": SEARCHED, "progress": told}, **case.call)
     assert calibration.provenance["stopped"]
-    assert calibration.restarts == ()
+    assert not any(step.restarted for step in calibration.steps)
     assert [p.stage for p in seen[:6]] == ["reference"] * 6
     assert seen[5].done == seen[5].total == 6
 
@@ -416,9 +416,8 @@ def test_img2img_corrects_every_step_that_remains(strength: float, remaining: in
     # The same steps in our own loop: the first ones with the weights of a run that begins there.
     start = 8 - remaining
     tail = Levels(calibration.levels[start:], calibration.levels.schedule)
-    fresh = calibration.restarts[start - 1]
-    steps = (*fresh, *calibration.steps[start + len(fresh) :])
-    rest = replace(calibration, levels=tail, steps=steps, restarts=())
+    steps = tuple(step.restarted[start - 1] for step in calibration.steps[start:])
+    rest = replace(calibration, levels=tail, steps=steps)
     captured = capture(text, ours.scheduler_for(text.scheduler, calibration.solver), **case.call)
     mine = sample(captured.denoiser(range(2)), first, tail, calibration.solver, rest.replay())
     assert_close(last, mine.x, 5e-5)  # weights fitted to six samples of a random network enlarge rounding
@@ -781,9 +780,9 @@ def test_a_late_start_where_the_host_begins_with_unit_noise_is_refused():
     pipe, known = tiny.ddpm(), calibrated("ddpm")
     levels = LogSNR(to_zero=True)(known.levels.schedule.starting_at(0.5), 5)
     with pytest.raises(ValueError, match=r"it begins at sigma = .*, but pipelines begin with unit noise"):
-        ours.stabilize(pipe, replace(known, levels=levels, restarts=()))
+        ours.stabilize(pipe, replace(known, levels=levels))
     levels = LogSNR(to_zero=True)(known.levels.schedule.starting_at(10.0), 5)
-    with ours.stabilize(pipe, replace(known, levels=levels, restarts=())):
+    with ours.stabilize(pipe, replace(known, levels=levels)):
         pipe.scheduler.set_timesteps(5)
         assert pipe.scheduler.init_noise_sigma == levels[0].sigma < 1.0
 

@@ -681,20 +681,19 @@ def test_what_a_set_must_be():
 
 
 def with_random_restarts(calibration: Calibration) -> Calibration:
-    """Two weights of their own for every later start, with no more differences than such a run has images for."""
-    first = tuple(replace(weights, tau=weights.tau[:1][: k - 1]) for k, weights in enumerate(calibration.steps, 1))
-    steps = calibration.levels.steps
-    restarts = tuple(
-        tuple(replace(first[min(k, 1)], gamma=0.7 + 0.02 * j) for k in range(min(2, steps - j)))
-        for j in range(1, steps)
-    )
-    return replace(calibration, restarts=restarts)
+    """Weights of its own for every later start, with no more differences than such a run has images for."""
+
+    def restarted(i: int, weights: StepWeights) -> StepWeights:
+        starts = [replace(weights, tau=weights.tau[: i - j], gamma=0.7 + 0.02 * j) for j in range(1, i + 1)]
+        return replace(weights, restarted=tuple(starts))
+
+    return replace(calibration, steps=tuple(restarted(i, weights) for i, weights in enumerate(calibration.steps)))
 
 
 @four
 @pytest.mark.parametrize("first", [1, 3, 4])
 def test_restarts_equal_our_loop(host: Host, first: int):
-    """The first steps of a run that begins inside have weights of their own; the others keep theirs."""
+    """The steps of a run that begins inside have weights of their own."""
     calibration = with_random_restarts(calibration_for(host.stein(), host.solver, told=TOLD))
     calibration = Calibration.from_dict(calibration.to_dict())
     stein = host.stein(stein_calibration=calibration)
@@ -705,8 +704,9 @@ def test_restarts_equal_our_loop(host: Host, first: int):
     end = loop(stein, x, times=times)[-1]
     levels = calibration.levels
     tail = Levels(levels[first:], levels.schedule)
-    steps = (*calibration.restarts[first - 1], *calibration.steps[first + 2 :])
-    rest = replace(calibration, levels=tail, steps=steps, restarts=())
+    rest = replace(
+        calibration, levels=tail, steps=tuple(step.restarted[first - 1] for step in calibration.steps[first:])
+    )
     unit = levels[first].alpha if host.name.startswith("Heun") else 1.0
     mine = sample(ours.family_of(stein).denoiser(network), x * unit, tail, host.solver, rest.replay())
     assert_close(end, mine.x)

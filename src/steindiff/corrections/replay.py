@@ -28,12 +28,14 @@ class StepWeights:
         tau: τ, for each difference ∇D_1, ∇D_2, … of the latest denoised images K weights.
         error: standard errors of the energy correction contained in `rho`, K of them or none.
         gamma: γ of the paper's relaxation; 1 leaves the step alone.
+        restarted: the weights of this step in runs that begin at level 1, 2, …, as img2img does; see `with_restarts`.
     """
 
     rho: tuple[float, ...] = ()
     tau: tuple[tuple[float, ...], ...] = ()
     error: tuple[float, ...] = ()
     gamma: float = 1.0
+    restarted: tuple[StepWeights, ...] = ()
 
     def check(self, name: str, bands: int) -> None:
         """Refuse weights that do not fit a basis of `bands` bands."""
@@ -48,6 +50,8 @@ class StepWeights:
             raise ValueError(f"{name}.tau needs a rho beside it")
         if not math.isfinite(self.gamma):
             raise ValueError(f"{name}.gamma must be finite, got {self.gamma}")
+        for k, weights in enumerate(self.restarted):
+            weights.check(f"{name}.restarted[{k}]", bands)
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,12 @@ class Replay(Correction):
         levels: of the run; others are refused.
         basis: in which ρ and τ act.
         steps: one entry a step.
-        restarts: entry j − 1 holds the weights of the steps of a run that begins at level j, without a history.
     """
 
     solver: Solver
     levels: Levels
     basis: Basis
     steps: tuple[StepWeights, ...]
-    restarts: tuple[tuple[StepWeights, ...], ...] = ()
     _factors: dict[object, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,13 +81,8 @@ class Replay(Correction):
             raise ValueError(f"steps must hold {self.levels.steps} entries, one a step, got {len(self.steps)}")
         for i, weights in enumerate(self.steps):
             weights.check(f"steps[{i}]", self.basis.bands)
-        if len(self.restarts) >= self.levels.steps:
-            raise ValueError(f"restarts must hold less than {self.levels.steps} entries, got {len(self.restarts)}")
-        for j, first in enumerate(self.restarts, 1):
-            if len(first) > self.levels.steps - j:
-                raise ValueError(f"restarts[{j - 1}] must hold at most {self.levels.steps - j} steps, got {len(first)}")
-            for k, weights in enumerate(first):
-                weights.check(f"restarts[{j - 1}][{k}]", self.basis.bands)
+            if len(weights.restarted) > i:
+                raise ValueError(f"steps[{i}].restarted must hold at most {i} entries, got {len(weights.restarted)}")
 
     @property
     def memory(self) -> int:
@@ -93,8 +90,8 @@ class Replay(Correction):
 
     def weights(self, i: int, start: int = 0) -> StepWeights:
         """The weights of step i in a run that began at level `start`."""
-        first = self.restarts[start - 1] if 1 <= start <= len(self.restarts) else ()
-        return first[i - start] if i - start < len(first) else self.steps[i]
+        restarted = self.steps[i].restarted
+        return restarted[start - 1] if 1 <= start <= len(restarted) else self.steps[i]
 
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         self._check(x, levels)
@@ -135,7 +132,7 @@ class Replay(Correction):
             candidate: the solver's T(x).
             levels: of the run.
             denoised: newest first. Where there are fewer than the step was fitted with (a run that begins in the
-                middle, and no `restarts`), ρ and τ do not belong together, and the candidate stands.
+                middle, without weights of its own), ρ and τ do not belong together, and the candidate stands.
             start: the level the run began at: 0, or a later one, as in img2img.
 
         Raises:
