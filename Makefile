@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= steindiff-out
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test fuzz lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/steindiff compare --out $(OUT)
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n auto -q
+
+# Every reader of files on damaged ones, 2,000 cases a test; a failure prints how to repeat it.
+fuzz: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n auto -q tests/fuzz
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ Each drill runs in a process of its own that imports everything once and forks t
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import resource
@@ -13,30 +14,32 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from steindiff.comparison import Plan, RandomFeatures, Subject
-from steindiff.corrections import Plain, Relaxation
+from steindiff.corrections import Relaxation
 from steindiff.denoisers.base import CountingDenoiser, Denoiser
 from steindiff.grids import GRIDS
 from steindiff.levels import Level
+from steindiff.model import Model
 from steindiff.probes import VJP
-from steindiff.production import GenerateResult, Images, generate, verify
+from steindiff.production import GenerateResult, Images, Listener, Shards, generate, verify
+from steindiff.sampler import Sampler, levels_for
 from steindiff.schedules import SCHEDULES
 from steindiff.solvers import SOLVERS
 
 SHAPE = (1, 4, 4)
 CLASSES = 3
 SOLVER = SOLVERS["dpmpp-2m"]
-LEVELS = SOLVER.levels(GRIDS["edm-min"], SCHEDULES["edm"], 4)
-PLAIN = Plan(LEVELS, Plain(), 4)
-RELAXED = Plan(LEVELS, Relaxation(VJP(2)), 4)
+LEVELS = levels_for(SOLVER, GRIDS["edm"], SCHEDULES["edm"], 4)
+PLAIN = Sampler(SOLVER, LEVELS)
+RELAXED = Sampler(SOLVER, LEVELS, correction=Relaxation(VJP(2)))
 
 
 def label(seed: int) -> int:
@@ -44,33 +47,57 @@ def label(seed: int) -> int:
 
 
 class Toy(CountingDenoiser):
-    """A conditional model in closed form that pauses, and says NaN at one call if its batch holds a given seed."""
+    """A conditional model in closed form that says NaN at one call if its batch holds a given seed."""
 
-    def __init__(self, seeds: list[int], scale: float, pause: float, nan: tuple[int, int] | None) -> None:
+    def __init__(
+        self, seeds: Sequence[int], scale: float, nan: tuple[int, int] | None, tick: Callable[[], None]
+    ) -> None:
         faces = torch.linspace(-1.5, 1.5, CLASSES * 16).reshape(CLASSES, *SHAPE).sin()
         self.means = scale * faces[[label(seed) for seed in seeds]]
-        self.pause = pause
         self.bad = nan[1] if nan and nan[0] in seeds else 0
+        self.tick = tick
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
-        time.sleep(self.pause)
+        self.tick()
         if self.calls == self.bad:
             return torch.full_like(x, float("nan"))
         g = 0.1 * level.alpha / (0.1 * level.alpha**2 + level.sigma**2)
         return self.means + (g * (x - level.alpha * self.means)).tanh()
 
 
-def subject(scale: float = 1.0, pause: float = 0.0, nan: tuple[int, int] | None = None) -> Subject:
-    def denoisers(seeds: list[int]) -> Denoiser:
-        return Toy(seeds, scale, pause, nan)
-
-    return Subject("toy", denoisers, SCHEDULES["edm"], SHAPE, RandomFeatures(1))
+def nothing() -> None:
+    """What a step of a run that nobody watches tells."""
 
 
-def make(folder: Path, count: int = 18, pause: float = 0.0, plan: Plan = PLAIN, **options) -> GenerateResult:
+def model(
+    scale: float = 1.0, nan: tuple[int, int] | None = None, tick: Callable[[], None] = nothing, name: str = "toy"
+) -> Model:
+    def denoisers(seeds: Sequence[int]) -> Denoiser:
+        return Toy(seeds, scale, nan, tick)
+
+    return Model(denoisers, SCHEDULES["edm"], SHAPE, name=name)
+
+
+class Ears(Listener):
+    """Tells functions what it hears."""
+
+    def __init__(self, **functions: Callable[[Any], None]) -> None:
+        vars(self).update(functions)
+
+
+def make(
+    folder: Path,
+    count: int = 18,
+    sampler: Sampler = PLAIN,
+    listener: Listener | None = None,
+    of: Model | None = None,
+    tick: Callable[[], None] = nothing,
+    **cut,
+) -> GenerateResult:
     """Eighteen images in shards of four, sampled by three at most."""
-    cut = {"shard_size": 4, "batch": 3, "labels": label, **options}
-    return generate(subject(pause=pause), SOLVER, plan, range(5, 5 + count), folder, **cut)
+    shards = Shards(**{"size": 4, "batch": 3, "labels": label, **cut})
+    seeds = range(5, 5 + count)
+    return generate(of or model(tick=tick), sampler, seeds, folder, shards=shards, listener=listener)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -78,7 +105,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob(".*") if not path.name.endswith("manifest.json")]
+    return [path.name for path in folder.rglob(".*")]
 
 
 def fork(work: Callable[[], object]) -> int:
@@ -98,30 +125,89 @@ def result(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+class Score:
+    """How many faults this process tried, and how many of them held: what follows a fault was as it should be."""
+
+    tried = held = 0
+
+    @classmethod
+    @contextmanager
+    def fault(cls) -> Iterator[None]:
+        """One fault and what is checked after it."""
+        cls.tried += 1
+        yield
+        cls.held += 1
+
+
+class Watched:
+    """Work in a process of its own that tells its steps, and is killed once it has made some of them.
+
+    The kill comes at any moment after step `n`; the work waits at step `n + slack`, so it is never over before.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], None]], object], n: int, slack: int) -> None:
+        read, write = os.pipe()
+        never, hold = os.pipe()
+        self.open = (read, never, hold)
+        steps = itertools.count(1)
+
+        def tick() -> None:
+            os.write(write, b".")
+            if next(steps) == n + slack:
+                os.read(never, 1)
+
+        def start() -> None:
+            os.close(hold)  # where this process ends, the work need not wait for it
+            work(tick)
+
+        self.pid = fork(start)
+        os.close(write)
+        self.reached = sum(len(os.read(read, 1)) for _ in range(n)) == n  # ends early where the work did
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """The exit status."""
+        os.kill(self.pid, number)
+        status = result(self.pid)
+        for descriptor in self.open:
+            os.close(descriptor)
+        return status
+
+
 def kills(folder: Path) -> None:
-    """A production killed at 24 random moments and then left alone equals one that was never killed."""
-    count = 1200
+    """A production killed 24 times at work and then left alone equals one that was never killed."""
+    count = 400
     make(folder / "whole", count)
-    torn, rng, killed, seen = folder / "torn", random.Random(8), 0, 0
+    torn, rng, seen = folder / "torn", random.Random(8), 0
     for _ in range(24):
-        pid = fork(lambda: make(torn, count, pause=0.001))
-        time.sleep(rng.uniform(0.005, 0.08))
-        os.kill(pid, signal.SIGKILL)
-        killed += result(pid) == -signal.SIGKILL
-        if (torn / "manifest.json").exists():
-            condition = verify(torn)
-            assert not condition.damaged, condition
-            assert len(condition.sound) >= seen, f"{condition.sound} after {seen}"
-            seen = len(condition.sound)
-    assert killed >= 20, f"only {killed} kills found a process at work"
-    assert 0 < seen < 300, f"{seen} shards after all kills"
-    done = make(torn, count)
-    assert done == (count - 4 * seen, 4 * seen)
-    whole, mended = files(folder / "whole"), files(torn)
+        with Score.fault():
+            run = Watched(lambda tick: make(torn, count, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
+            assert run.reached
+            assert run.kill() == -signal.SIGKILL
+            if (torn / "manifest.json").exists():
+                condition = verify(torn)
+                assert not condition.damaged, condition
+                assert len(condition.sound) >= seen, f"{condition.sound} after {seen}"
+                seen = len(condition.sound)
+    assert 0 < seen < 100, f"{seen} shards after all kills"
+    assert make(torn, count) == (count - 4 * seen, 4 * seen)
     assert not leftovers(torn)
-    assert whole == {name: data for name, data in mended.items() if not name.startswith(".")}
+    assert files(torn) == files(folder / "whole")
     seeds = torch.cat([shard.seeds for shard in Images(torn).shards()])
     assert seeds.tolist() == list(range(5, 5 + count))
+
+
+def crowd(folder: Path) -> None:
+    """Several independent processes on one folder at once, one of them killed: none disturbs another."""
+    make(folder / "whole", 60)
+    for trial in range(6):
+        torn, rng = folder / f"torn-{trial}", random.Random(trial)
+        with Score.fault():
+            victim = Watched(lambda tick, torn=torn: make(torn, 60, tick=tick), rng.randint(2, 40), rng.randint(1, 9))
+            others = [fork(lambda torn=torn: make(torn, 60)) for _ in range(3)]
+            assert victim.kill() == -signal.SIGKILL
+            assert [result(pid) for pid in others] == [0, 0, 0]
+            make(torn, 60)
+            assert files(torn) == files(folder / "whole")
 
 
 def die() -> None:
@@ -170,7 +256,7 @@ def half_written(n: int) -> None:
 
 def moments(folder: Path) -> None:
     """Killed at every moment of writing manifest, shard and checksum: the next run makes it whole."""
-    make(folder / "whole", plan=RELAXED)
+    make(folder / "whole", sampler=RELAXED)
     whole = files(folder / "whole")
     for arm in (before_replace, after_replace, half_written):
         for n in range(1, 6):  # manifest, shard, checksum, shard, checksum
@@ -178,18 +264,22 @@ def moments(folder: Path) -> None:
 
             def work(torn: Path = torn, arm: Callable[[int], None] = arm, n: int = n) -> None:
                 arm(n)
-                make(torn, plan=RELAXED)
+                make(torn, sampler=RELAXED)
 
-            assert result(fork(work)) == -signal.SIGKILL, torn
-            assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
-            make(torn, plan=RELAXED)
-            assert not leftovers(torn), torn
-            assert whole == {name: data for name, data in files(torn).items() if not name.startswith(".")}, torn
+            with Score.fault():
+                assert result(fork(work)) == -signal.SIGKILL, torn
+                assert not (torn / "manifest.json").exists() or not verify(torn).damaged, torn
+                make(torn, sampler=RELAXED)
+                assert not leftovers(torn), torn
+                assert whole == files(torn), torn
+
+
+STORES = itertools.count()
 
 
 def group(folder: Path, world: int, work: Callable[[int], object]) -> list[int]:
     """Run `work(rank)` in a gloo group; returns all exit statuses."""
-    store = folder / f"store-{time.monotonic_ns()}"
+    store = folder / f"store-{next(STORES)}"
 
     def start(rank: int) -> None:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -200,10 +290,10 @@ def group(folder: Path, world: int, work: Callable[[int], object]) -> list[int]:
 
 def ranks(folder: Path) -> None:
     """Two processes make the files of one, also with a correction that averages over a batch; a dead one is mended."""
-    for name, plan in (("plain", PLAIN), ("relaxed", RELAXED)):
+    for name, sampler in (("plain", PLAIN), ("relaxed", RELAXED)):
         one, two = folder / f"{name}-one", folder / f"{name}-two"
-        make(one, plan=plan)
-        assert group(folder, 2, lambda rank, two=two, plan=plan: make(two, plan=plan)) == [0, 0]
+        make(one, sampler=sampler)
+        assert group(folder, 2, lambda rank, two=two, sampler=sampler: make(two, sampler=sampler)) == [0, 0]
         assert files(one) == files(two), name
     torn = folder / "torn"
 
@@ -215,14 +305,15 @@ def ranks(folder: Path) -> None:
             if rank == 1 and sum(made) > 4:
                 die()
 
-        make(torn, advance=advance)
+        make(torn, listener=Ears(advance=advance))
 
-    assert group(folder, 2, dies) == [0, -signal.SIGKILL]
-    condition = verify(torn)
-    assert condition.sound == (0, 1, 2, 4), condition
-    assert condition.missing == (3,), condition
-    assert group(folder, 2, lambda rank: make(torn)) == [0, 0]
-    assert files(torn) == files(folder / "plain-one")
+    with Score.fault():
+        assert group(folder, 2, dies) == [0, -signal.SIGKILL]
+        condition = verify(torn)
+        assert condition.sound == (0, 1, 2, 4), condition
+        assert condition.missing == (3,), condition
+        assert group(folder, 2, lambda rank: make(torn)) == [0, 0]
+        assert files(torn) == files(folder / "plain-one")
 
 
 def refusal(work: Callable[[], object]) -> OSError:
@@ -240,20 +331,21 @@ def grow(folder: Path) -> None:
 
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
-        error = refusal(lambda: make(torn, 2000, shard_size=1000, batch=1000))
+        error = refusal(lambda: make(torn, 2000, size=1000, batch=1000))
         assert error.errno == errno.EFBIG, error
         assert error.filename == str(torn / "shard-00000.safetensors"), error
 
     assert result(fork(work)) == 0
     assert set(files(torn)) == {"manifest.json"}
-    make(torn, 2000, shard_size=1000, batch=1000)
-    make(folder / "whole", 2000, shard_size=1000, batch=1000)
+    make(torn, 2000, size=1000, batch=1000)
+    make(folder / "whole", 2000, size=1000, batch=1000)
     assert files(torn) == files(folder / "whole")
 
 
 def disk(folder: Path) -> None:
     """No room for a file, a full disk, a read-only one. Exits with 77 before the last two where none can be mounted."""
-    grow(folder / "limited")
+    with Score.fault():
+        grow(folder / "limited")
     place = folder / "disk"
     place.mkdir()
     if (
@@ -265,27 +357,32 @@ def disk(folder: Path) -> None:
         torn = place / "torn"
         filler = place / "filler"
         filler.write_bytes(bytes(88 * 1024))
-        error = refusal(lambda: make(torn, 40))
-        assert error.errno == errno.ENOSPC, error
-        assert Path(error.filename).parent == torn, error
-        assert not leftovers(torn)
-        sound = verify(torn).sound
-        assert sound, "nothing fitted"
-        filler.unlink()
-        assert make(torn, 40).kept == 4 * len(sound)
-        make(folder / "whole", 40)
-        assert files(torn) == files(folder / "whole")
-        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-        error = refusal(lambda: make(torn, 40))
-        assert error.errno == errno.EROFS, error
-        assert error.filename == str(torn), error
-        assert len(Images(torn)) == 40
+        with Score.fault():
+            error = refusal(lambda: make(torn, 40))
+            assert error.errno == errno.ENOSPC, error
+            assert Path(error.filename).parent == torn, error
+            assert not leftovers(torn)
+            sound = verify(torn).sound
+            assert sound, "nothing fitted"
+            filler.unlink()
+            assert make(torn, 40).kept == 4 * len(sound)
+            make(folder / "whole", 40)
+            assert files(torn) == files(folder / "whole")
+        with Score.fault():
+            subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+            error = refusal(lambda: make(torn, 40))
+            assert error.errno == errno.EROFS, error
+            assert error.filename == str(torn), error
+            assert len(Images(torn)) == 40
     finally:
         subprocess.run(["umount", place], check=True)
 
 
-DRILLS = {drill.__name__: drill for drill in (kills, moments, ranks, disk)}
+DRILLS = {drill.__name__: drill for drill in (kills, crowd, moments, ranks, disk)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    DRILLS[sys.argv[1]](Path(sys.argv[2]))
+    try:
+        DRILLS[sys.argv[1]](Path(sys.argv[2]))
+    finally:
+        print(Score.tried, Score.held)

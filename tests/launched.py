@@ -1,4 +1,4 @@
-"""The command line with the digits as a model, for tests/cli/test_launch.py: `torchrun tests/launched.py ARGUMENTS`.
+"""The command line with the digits as a model, for tests/cli: `torchrun tests/launched.py ARGUMENTS`.
 
 With `DIE` in the environment process 1 is killed after its first shard, unless it was started anew.
 """
@@ -14,8 +14,8 @@ import torch
 import toys
 from steindiff.cli.app import run
 from steindiff.cli.commands import evaluate
-from steindiff.models import MODELS
-from steindiff.production import making
+from steindiff.cli.options import MODELS
+from steindiff.production import generating
 
 
 def pooled(images: torch.Tensor) -> torch.Tensor:
@@ -25,18 +25,18 @@ def pooled(images: torch.Tensor) -> torch.Tensor:
 
 
 def die_after_a_shard() -> None:
-    write = making.write
+    write = generating.write
 
     def last(*args) -> None:
         write(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    making.write = last
+    generating.write = last
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    MODELS["digits"] = lambda guidance, device, compiled=False: toys.subject()
+    MODELS["digits"] = lambda guidance, device, compiled=False: toys.model()
     evaluate.Evaluation.inception = staticmethod(pooled)
     if "DIE" in os.environ and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         die_after_a_shard()

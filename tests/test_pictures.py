@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 import drills
-from damage import EDITS, Trap, edited, refusal
+from damage import Trap
 from steindiff._distributed import Rank
 from steindiff.pictures import Archive, Folder, Stack
 from steindiff.production import Images
@@ -120,50 +118,9 @@ def test_a_picture_cannot_carry_code(tmp_path):
         next(Folder(tmp_path).batches(1))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("fuzz")
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # decoders warn about damaged metadata
-@settings(max_examples=150, deadline=None)
-@given(kind=st.sampled_from(list(FORMATS)), edits=EDITS, cut=st.integers(0, 200))
-def test_fuzzed_pictures_are_read_or_refused(place: Path, kind: str, edits, cut: int):
-    path = place / f"picture{FORMATS[kind]}"
-    path.write_bytes(edited(encoded(PIXELS[0], kind), edits, cut))
-    said = refusal(lambda: next(Folder(place).batches(1)), ValueError)
-    path.unlink()
-    assert said is None or str(path) in said
-
-
-@settings(max_examples=150, deadline=None)
-@given(edits=EDITS, cut=st.integers(0, 600), packed=st.booleans(), noise=st.none() | st.binary(max_size=100))
-def test_fuzzed_archives_are_read_or_refused(place: Path, edits, cut: int, packed: bool, noise: bytes | None):
-    buffer = io.BytesIO()
-    (np.savez_compressed if packed else np.savez)(buffer, images=PIXELS[:2])
-    path = place / "a.npz"
-    path.write_bytes(edited(buffer.getvalue(), edits, cut) if noise is None else noise)
-    said = refusal(lambda: list(Archive(path).batches(1)), ValueError)
-    assert said is None or str(path) in said
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    header=st.text(max_size=60) | st.sampled_from(["(" * 4000, "{'descr': '|O', 'fortran_order': False, 'shape': ()}"])
-)
-def test_fuzzed_array_headers_are_refused(place: Path, header: str):
-    """A sound archive around a header of one's own."""
-    text = header.encode() + b"\n"
-    path = place / "h.npz"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("images.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
-    with pytest.raises(ValueError, match=r"h\.npz: not an archive of images"):
-        Archive(path)
-
-
 def test_array_that_says_more_than_it_holds_is_refused(tmp_path):
     header = io.BytesIO()
-    shape = (10**9, 10**4, 10**4, 3)
+    shape = (10**9, 10**3, 10**3, 3)
     np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
         file.writestr("images.npy", header.getvalue() + bytes(100))

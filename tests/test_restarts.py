@@ -116,8 +116,8 @@ def test_a_file_cannot_nest_them() -> None:
     calibration, _ = made(gaussian(), SOLVERS["dpmpp-2m"], 5)
     content = calibration.to_dict()
     del content["sha256"]
-    content["steps"][1]["restarted"][0]["restarted"] = []
-    with pytest.raises(ValueError, match=r"steps\[1\].restarted\[0\] must be an object with rho, tau and error"):
+    content["steps"][1]["restarted"][0]["restarted"] = [StepWeights().__dict__]
+    with pytest.raises(ValueError, match=r"steps\[1\].restarted\[0\] must have no restarted weights of its own"):
         Calibration.from_dict(with_checksum(content))
 
 

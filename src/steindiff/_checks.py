@@ -1,11 +1,12 @@
-"""Checks of arguments: one wording for one mistake, naming argument, expectation and value."""
+"""Checks of arguments and of fields of files: one wording for one mistake, naming it, the expectation and the value."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def at_least(name: str, value: Any, least: int) -> None:
@@ -30,3 +31,44 @@ def nearest(name: str, options: Iterable[str]) -> str:
     options = list(options)
     close = difflib.get_close_matches(str(name).lower(), options, 1, 0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; choose from {', '.join(sorted(options))}"
+
+
+LARGEST_INT = 2**63 - 1
+"""The largest whole number torch can hold."""
+SHOWN = 60
+"""Characters of a value that a message shows."""
+
+
+def shown(value: Any) -> str:
+    """A value of a file for a message: of text and lists only the beginning is spelled out."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a whole number of {value.bit_length()} bits"
+    text = repr(value[: SHOWN + 1] if isinstance(value, str | bytes | list | tuple) else value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
+
+
+def integer(name: str, value: Any) -> int:
+    """A field of a file as an int below 2⁶³; text, truth values and 2.0 are refused."""
+    if type(value) is not int or abs(value) > LARGEST_INT:
+        raise ValueError(f"{name} must be a whole number below 2**63, got {shown(value)}")
+    return value
+
+
+def finite(name: str, value: Any) -> float:
+    """A field of a file as a finite float; text, truth values and NaN are refused."""
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}")
+    return float(value)
+
+
+class Within(NamedTuple):
+    """The bounds of a number, for annotations: `Annotated[int, Within(1)]`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Refuse a number out of bounds."""
+        if not self.low <= value <= self.high:
+            upper = "" if math.isinf(self.high) else f" and <= {self.high:g}"
+            raise ValueError(f"{name} must be >= {self.low:g}{upper}, got {shown(value)}")

@@ -6,11 +6,20 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # not on this system: nothing is locked, so nothing is swept either
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX, SUFFIX = ".steindiff-", ".part"
+"""How names of unfinished files and folders begin and end: hidden, and of no kind that a reader of images looks for."""
 
 
 def sha256(path: Path) -> str:
@@ -22,15 +31,83 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _lock(path: Path) -> int | None:
+    """A descriptor that holds `path` against `sweep` until it is closed; None if another process holds it, or it went.
+
+    Locks end with their process, however it ends, so what is not locked was left behind.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except FileNotFoundError:  # swept between making and locking it
+        pass
+    except OSError:  # a file system without locks
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def unfinished(folder: Path, *, directory: bool = False) -> Iterator[Path]:
+    """The path of a new empty file, or directory, in `folder`; what is left of it when the block ends is removed."""
+    while True:
+        path = folder / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
+        path.mkdir() if directory else path.touch(exist_ok=False)
+        with suppress(FileNotFoundError):
+            if (descriptor := _lock(path)) is not None:
+                break
+    try:
+        yield path
+    finally:
+        os.close(descriptor)
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left unfinished in a folder, and nothing that a living one is writing."""
+    if fcntl is None:
+        return
+    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+        with suppress(OSError):  # gone meanwhile, or not ours to remove
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+            finally:
+                os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk and survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary path beside `path` that replaces it when the block ends, and is removed if the block fails.
 
-    Its name is `path`'s with a dot and something random before it: processes on several machines, where even process
-    numbers may be equal, do not meet.
+    Its name is random, hidden and of no kind a reader looks for, and it is locked while the block lasts: processes on
+    one folder, also on several machines, do not disturb each other, and `sweep` removes what a killed one left.
 
     Args:
         path: Target; its folder is made, a previous file stays until the new one is whole.
+        durable: Wait until file and name are on the disk.
 
     Example:
         >>> import tempfile
@@ -41,12 +118,13 @@ def atomic(path: Path) -> Iterator[Path]:
         'hello'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{secrets.token_hex(6)}.{path.name}")
-    try:
+    with unfinished(path.parent) as temporary:
         yield temporary
+        if durable:
+            _sync(temporary)
         os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if durable and os.name == "posix":
+            _sync(path.parent)
 
 
 @contextmanager
@@ -58,13 +136,13 @@ def naming(path: Path) -> Iterator[None]:
         raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file atomically.
 
     Raises:
         OSError: if the folder cannot be written to or the disk is full; it names `path`.
     """
-    with naming(path), atomic(path) as temporary:
+    with naming(path), atomic(path, durable=durable) as temporary:
         temporary.write_bytes(data)
 
 
@@ -81,6 +159,8 @@ def write_json(path: Path, value: Any) -> None:
 def folder(path: Path) -> Path:
     """Create a folder where missing and make sure that files can be written to it, before work is spent.
 
+    What a killed run left unfinished in it is removed.
+
     Raises:
         OSError: if that is not so; it names `path`.
     """
@@ -88,4 +168,5 @@ def folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path):
             pass
+    sweep(path)
     return path

@@ -71,6 +71,15 @@ def metadata(path: Path) -> dict[str, str]:
         raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
 
 
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a safetensors file, from its header alone."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (not a mapping)
+    except Exception as error:  # readers of damaged files end in anything
+        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+
+
 def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], source: str) -> None:
     """Make sure that tensors have these names and shapes.
 

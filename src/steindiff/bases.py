@@ -66,12 +66,14 @@ class Basis(ABC):
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept must also serve where gradients are taken
 def band_index(basis: Basis, device: torch.device) -> Tensor:
     """A basis's band index, made once per device."""
     return basis.index().to(device)
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     r"""Orthonormal DCT-II, `(n, n)`: row k is √(2/n) cos(π k (2j + 1)/(2n)), row 0 scaled by 1/√2."""
     k = torch.arange(n, dtype=torch.float64)
@@ -81,6 +83,7 @@ def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def mixing_matrix(rows: tuple[tuple[float, ...], ...], n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A rotation of C channels and a DCT of length n as one matrix, their Kronecker product `(C n, C n)`."""
     cosines = dct_matrix(n, torch.float64, torch.device("cpu"))
@@ -185,6 +188,10 @@ class Identity(Basis):
     """The coordinates themselves, one band: for plain vectors, or to correct the energy as a whole."""
 
     shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or any(n < 1 for n in self.shape):
+            raise ValueError(f"shape must hold whole numbers >= 1, got {self.shape}")
 
     @property
     def bands(self) -> int:

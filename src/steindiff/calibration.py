@@ -148,5 +148,5 @@ class Calibration:
         """
         try:
             return cls.from_dict(calibration_file.read(Path(path)))
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{path}: {error}") from None

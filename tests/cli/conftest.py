@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,9 +9,15 @@ import pytest
 import torch
 
 import toys
+from steindiff.calibration import Calibration
+from steindiff.cli import options
 from steindiff.cli.app import run
-from steindiff.comparison import Subject
-from steindiff.models import MODELS
+from steindiff.cli.options import MODELS
+from steindiff.denoisers import Guided
+from steindiff.denoisers.base import CountingDenoiser
+from steindiff.model import Model
+from steindiff.schedules import SCHEDULES
+from steindiff.solvers.base import Solver
 
 
 class Outcome(NamedTuple):
@@ -21,30 +26,30 @@ class Outcome(NamedTuple):
     err: str
 
 
-def digits(guidance: float, device: str, *, compiled: bool = False) -> Subject:
-    return dataclasses.replace(toys.subject(), compiled=compiled)
+def digits(guidance: float, device: str, *, compiled: bool = False) -> Model:
+    one = toys.denoiser()
+    return toys.model(denoiser=one if guidance == 1.0 else Guided(one, one, guidance))
 
 
-class Hungry(torch.nn.Module):
-    """A denoiser's stand-in that has memory for `room` samples only."""
+class Hungry(CountingDenoiser):
+    """A denoiser that has memory for `room` samples only."""
 
     def __init__(self, room: int) -> None:
-        super().__init__()
         self.room = room
         self.inner = toys.denoiser()
-        self.calls = 0
 
-    def __call__(self, x, level):
+    def denoise(self, x, level):
         if len(x) > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        self.calls += 1
         return self.inner(x, level)
 
 
-def hungry(room: int) -> Callable[..., Subject]:
-    return lambda guidance, device, compiled=False: dataclasses.replace(
-        toys.subject(lambda solver, nfe: None), denoisers=lambda seeds: Hungry(room)
-    )
+def hungry(room: int) -> Callable[..., Model]:
+    return lambda guidance, device, compiled=False: Model(Hungry(room), SCHEDULES["edm"], toys.SHAPE, name="hungry")
+
+
+def shipped(model: Model, solver: Solver, nfe: int) -> Calibration | None:
+    return toys.calibrated(solver, nfe) if model.name == "digits" else None
 
 
 @pytest.fixture
@@ -52,6 +57,7 @@ def steindiff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) ->
     monkeypatch.setitem(MODELS, "digits", digits)
     monkeypatch.setitem(MODELS, "hungry", hungry(4))
     monkeypatch.setitem(MODELS, "starving", hungry(0))
+    monkeypatch.setattr(options, "shipped_calibration", shipped)
 
     def call(line: str) -> Outcome:
         code = run(line.split())

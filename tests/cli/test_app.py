@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,9 @@ from typer.main import get_command
 
 import steindiff as package
 from steindiff.cli import commands
-from steindiff.cli.app import build
+from steindiff.cli.app import build, run
+from steindiff.cli.commands import doctor
+from steindiff.cli.output import note, written
 from steindiff.production import verify
 
 COMMANDS = [info.name for info in pkgutil.iter_modules(commands.__path__)]
@@ -26,7 +29,7 @@ def one_line(err: str) -> bool:
 
 
 def test_commands_found():
-    assert {"bench", "calibrate", "compare", "diagnose", "doctor", "evaluate", "sample"} <= set(COMMANDS)
+    assert {"calibrate", "compare", "diagnose", "doctor", "evaluate", "sample"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -42,7 +45,7 @@ def test_same_option_same_help():
     for name, command in get_command(build()).commands.items():
         assert command.help, name
         for parameter in command.params:
-            texts.setdefault(parameter.opts[0], set()).add(parameter.help.split(";")[0].split(" (")[0].rstrip("."))
+            texts.setdefault(parameter.opts[0], set()).add(re.split("[;,(]", parameter.help)[0].rstrip(". "))
     shared = ("--model", "--solver", "--seed", "--device", "--guidance", "--json", "--num", "--batch")
     assert {name: texts[name] for name in shared if len(texts[name]) > 1} == {}
 
@@ -69,26 +72,28 @@ def test_doctor(steindiff):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("compare --model nonesuch", "model = 'nonesuch': allowed are"),
-        ("compare --model digits --solver nonesuch", "solver = 'nonesuch': allowed are"),
-        ("compare --model digits --nfe 0", "nfe = 0: allowed are whole numbers >= 1"),
-        ("compare --model digits --nfe 5,x", "nfe = '5,x'"),
-        ("compare --model digits --num 1", "num = 1: allowed are"),
-        ("compare --model digits --num 0", "num = 0: allowed are"),
-        ("compare --model digits --seed -1", "seed = -1: allowed are"),
-        ("compare --model digits --batch 0", "batch = 0: allowed are"),
-        ("compare --model digits --device tpu", "device = 'tpu': allowed here are auto, cpu"),
+        ("compare --model nonesuch", "model = 'nonesuch' is not known"),
+        ("compare --model digits --solver nonesuch", "solver = 'nonesuch' is not known"),
+        ("compare --model digits --nfe 0", "nfe must be a whole number >= 1, got 0"),
+        ("compare --model digits --nfe 5,x", "nfe must be whole numbers >= 1, several as 4,5,6, got '5,x'"),
+        ("compare --model digits --num 1", "must"),
+        ("compare --model digits --num 0", "num must be a whole number >= 1, got 0"),
+        ("compare --model digits --seed -1", "seed must be a whole number >= 0, got -1"),
+        ("compare --model digits --batch 0", "batch must be a whole number >= 1, got 0"),
+        ("compare --model digits --device tpu", "device = 'tpu' is not on this machine; choose from auto, cpu"),
         ("compare --model digits --device cpu:x", "device = 'cpu:x'"),
-        ("compare --model fashion --guidance -1", "guidance = -1.0: allowed are"),
-        ("compare --model digits --solver heun --nfe 5", "nfe = 5"),
+        ("compare --model fashion --guidance -1", "guidance must be >= 0, got -1.0"),
+        ("compare --model digits --solver heun --nfe 5", "nfe must be one"),
         ("compare --num many", "--num"),
         ("compare --colour red", "--colour"),
         ("nonesuch", "nonesuch"),
-        ("sample --model digits --method nonesuch --out OUT", "method = 'nonesuch': allowed are"),
-        ("sample --model hungry --out OUT", "no calibration of digits ships"),
+        ("sample --model digits --method nonesuch --out OUT", "method = 'nonesuch' is not known"),
+        ("sample --model hungry --out OUT", "no calibration of hungry ships"),
         ("sample --model digits --calibration nowhere.json --out OUT", "nowhere.json: No such file"),
         ("sample", "--out"),
-        ("calibrate --model digits --nfe 0 --num 4 --out OUT", "nfe = 0"),
+        ("sample --model digits --out=", "--out must not be empty"),
+        ("sample --model digits --seed 9223372036854775807 --out OUT", "seed must leave all seeds below 2**31, got 92"),
+        ("calibrate --model digits --nfe 0 --num 4 --out OUT", "nfe must be"),
     ],
 )
 def test_mistakes_are_one_line(steindiff, tmp_path, monkeypatch, line, says):
@@ -138,11 +143,8 @@ def test_disk_full_at_the_end(steindiff, tmp_path, monkeypatch):
 def test_batch_is_halved(steindiff, tmp_path):
     done = steindiff(f"compare --model hungry --num 10 --batch 16 --nfe 3 --json --out {tmp_path}")
     assert done.code == 0
-    halvings = [line for line in done.err.splitlines() if "halved" in line]
-    assert halvings == [
-        "steindiff: out of memory: the batch is halved to 5",
-        "steindiff: out of memory: the batch is halved to 2",
-    ]
+    halvings = {line for line in done.err.splitlines() if "halved" in line}
+    assert halvings == {f"steindiff: out of memory: the batch of {size} is halved" for size in (10, 5)}
     small = steindiff(f"compare --model hungry --num 10 --batch 2 --nfe 3 --json --out {tmp_path}")
     for row, other in zip(json.loads(done.out)["rows"], json.loads(small.out)["rows"], strict=True):
         assert row["distance"] == pytest.approx(other["distance"], abs=1e-5)
@@ -159,7 +161,7 @@ def test_sample_does_not_change_the_batch(steindiff, tmp_path):
     done = steindiff(f"sample --model hungry --method edm --batch 5 --out {tmp_path}")
     assert done.code == 1
     assert one_line(done.err)
-    assert "batch = 5: does not fit in memory (shard 0, seeds 0 to 4); choose a smaller one" in done.err
+    assert "shard 0, seeds 0 to 4: batch = 5 does not fit in memory; choose a smaller one" in done.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -172,13 +174,13 @@ def test_traceback_on_demand(steindiff, monkeypatch):
 INTERRUPTED = """
 import os, signal, sys
 from steindiff.cli.app import run
-from steindiff.production import making
+from steindiff.production import generating
 
 def then_interrupt(*args):
     write(*args)
     os.kill(os.getpid(), signal.SIGINT)
 
-write, making.write = making.write, then_interrupt
+write, generating.write = generating.write, then_interrupt
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 sys.exit(run(sys.argv[1:]))
 """
@@ -206,3 +208,55 @@ def test_shell_completion():
     command = [sys.executable, "-c", "from steindiff.cli import main; main()"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["cifar10", "fashion"]
+
+
+def test_an_empty_path_is_not_the_current_folder(steindiff, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["sample", "--model", "digits", "--out", ""]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "says"),
+    [
+        ("compare --model nonesuch --json", "ValueError", "nonesuch"),
+        ("compare --json --colour red", "NoSuchOption", "--colour"),
+        ("sample --model digits --calibration nowhere.json --json --out OUT", "FileNotFoundError", "nowhere.json"),
+    ],
+)
+def test_machines_read_errors_too(steindiff, tmp_path, line, kind, says):
+    done = steindiff(line.replace("OUT", str(tmp_path)))
+    assert one_line(done.err)
+    told = json.loads(done.out)
+    assert told["kind"] == kind
+    assert says in told["error"]
+
+
+def test_brackets_are_not_markup(steindiff, tmp_path, monkeypatch, capsys):
+    """Before, `doctor` lost `[diffusers]`, `cal[bold]x` was printed as `calx`, and `diag[/]x` was a traceback."""
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
+    assert "pip install 'steindiff[diffusers]'" in steindiff("doctor").out
+    for name in ("cal[bold]x", "diag[/]x"):
+        written(tmp_path / name, ": [1]")
+        note(f"see {name}")
+        done = capsys.readouterr()
+        assert done.out == f"{tmp_path / name}: [1]\n"
+        assert done.err == f"steindiff: see {name}\n"
+
+
+LOADED = """
+import sys
+{code}
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"matplotlib", "PIL", "rich"}}))
+"""
+
+
+def loads(code: str) -> str:
+    command = [sys.executable, "-c", LOADED.format(code=code)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
+def test_nothing_is_imported_that_is_not_used():
+    assert loads("import steindiff; from steindiff.cli.app import run; run(['--version'])") == "[]"
+    every = "; ".join(f"import steindiff.cli.commands.{name}" for name in COMMANDS)
+    assert "matplotlib" not in loads(every)

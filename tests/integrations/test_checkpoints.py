@@ -206,5 +206,5 @@ def test_score_sde_ve():
 
 
 def test_score_sde_steps_are_checked():
-    with pytest.raises(ValueError, match="steps = 1: allowed are whole numbers >= 2"):
+    with pytest.raises(ValueError, match="steps must be a whole number >= 2, got 1"):
         vp_denoiser(lambda x, t: x, steps=1)

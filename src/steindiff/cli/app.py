@@ -7,16 +7,16 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, NoReturn
 
 import torch
 import typer
-from rich.markup import escape
 
 import steindiff
 from steindiff.cli import commands
-from steindiff.cli.output import errors
-from steindiff.cli.process_group import launched, process_group, speaker
+from steindiff.cli.output import fail, print_json
+from steindiff.cli.process_group import launched, process_group
 
 MISTAKE, INTERRUPTED = 1, 130
 """Exit codes: something the user can mend (a wrong option has typer's own code 2); Ctrl-C, as shells have it."""
@@ -25,8 +25,19 @@ MISTAKE, INTERRUPTED = 1, 130
 def version(value: bool) -> None:
     """Print the version and leave."""
     if value:
-        typer.echo(f"steindiff {steindiff.__version__}")
+        print(f"steindiff {steindiff.__version__}")
         raise typer.Exit
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse options without a value: an empty path would be the current folder.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    for option, value in pairwise([*arguments, "-"]):
+        if option.startswith("--") and (value == "" or option.endswith("=")):
+            raise ValueError(f"{option.rstrip('=')} must not be empty")
 
 
 def root(
@@ -45,8 +56,8 @@ def root(
     context.with_resource(process_group())
 
 
-def build() -> typer.Typer:
-    """The application, with every command found in the folder."""
+def build(only: str | None = None) -> typer.Typer:
+    """The application, with every command found in the folder, or with one of them: each imports what it needs."""
     app = typer.Typer(
         no_args_is_help=True,
         rich_markup_mode="markdown",
@@ -54,10 +65,11 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(root)
-    for info in pkgutil.iter_modules(commands.__path__):
-        module = importlib.import_module(f"{commands.__name__}.{info.name}")
+    names = [info.name for info in pkgutil.iter_modules(commands.__path__)]
+    for name in [only] if only in names else names:
+        module = importlib.import_module(f"{commands.__name__}.{name}")
         examples = "\n\n".join(f"`{example}`" for example in module.EXAMPLES)
-        app.command(info.name, epilog=f"**Examples**\n\n{examples}")(module.command)
+        app.command(name, epilog=f"**Examples**\n\n{examples}")(module.command)
     return app
 
 
@@ -73,13 +85,26 @@ def explain(error: BaseException) -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code.
 
-    A mistake of the user's, or of a file of theirs, ends in one line. `STEINDIFF_DEBUG=1` shows the traceback too.
+    A mistake of the user's, or of a file of theirs, ends in one line on stderr; with `--json` also in one document on
+    stdout, `{"error": …, "kind": …}`. `STEINDIFF_DEBUG=1` shows the traceback too.
     """
+    arguments = list(arguments)
+    if arguments == ["--version"]:  # at once, without looking for commands
+        print(f"steindiff {steindiff.__version__}")
+        return 0
+    command = next((argument for argument in arguments if not argument.startswith("-")), None)
+
+    def end(kind: str, message: str) -> None:
+        fail(message)
+        if "--json" in arguments and not launched():  # of several processes one prints the result
+            print_json({"error": message, "kind": kind})
+
     try:
-        code = int(build()(list(arguments), prog_name="steindiff", standalone_mode=False) or 0)
+        refuse_empty(arguments)
+        code = int(build(command)(arguments, prog_name="steindiff", standalone_mode=False) or 0)
     except typer.TyperException as error:
         if text := " ".join(error.format_message().split()):
-            errors.print(f"[bold red]{speaker()}:[/] {escape(text)}", soft_wrap=True)
+            end(type(error).__name__, text)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -89,10 +114,10 @@ def run(arguments: Sequence[str]) -> int:
     except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
         if os.environ.get("STEINDIFF_DEBUG"):
             raise
-        errors.print(f"[bold red]{speaker()}:[/] {escape(explain(error))}", soft_wrap=True)
+        end(type(error).__name__, explain(error))
         return MISTAKE
     if code == INTERRUPTED:  # typer, too, turns Ctrl-C into this code
-        errors.print(f"[bold red]{speaker()}:[/] interrupted; what was written is whole")
+        end("KeyboardInterrupt", "interrupted; what was written is whole")
     return code
 
 

@@ -1,51 +1,79 @@
-"""What commands print: results on stdout, everything else on stderr and only where somebody is looking."""
+"""What commands print: results on stdout, everything else on stderr and only where somebody is looking.
+
+Rich is imported when something is printed with it, so that `--version` and `--json` do without.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from steindiff._distributed import rank
 from steindiff.cli.process_group import speaker
 
-results = Console(highlight=False)
-"""Stdout. Rich drops colours and boxes' control codes by itself where this is a pipe."""
-errors = Console(stderr=True, highlight=False)
-"""Stderr."""
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 
-def note(text: str) -> None:
+@cache
+def console(*, stderr: bool = False) -> Console:
+    """The console of stdout or stderr. Rich drops colours and boxes' control codes by itself where it is a pipe."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def text(value: object) -> str:
+    """Anything as plain text for a console: its brackets are not markup."""
+    from rich.markup import escape
+
+    return escape(str(value))
+
+
+def show(*renderables: Any) -> None:
+    """Print something of rich's, or text with its markup, to stdout."""
+    console().print(*renderables)
+
+
+def written(path: Path, remark: str = "") -> None:
+    """Say which file or folder was written, and a remark about it."""
+    console().print(f"[bold]{text(path)}[/]{text(remark)}", soft_wrap=True)
+
+
+def note(remark: str) -> None:
     """Something worth knowing that is not the result."""
-    errors.print(f"[yellow]{speaker()}:[/] {escape(text)}", soft_wrap=True)
+    console(stderr=True).print(f"[yellow]{speaker()}:[/] {text(remark)}", soft_wrap=True)
 
 
-def escaped(text: object) -> str:
-    """Text of the user's, such as a path, so that rich prints it and does not read markup in it."""
-    return escape(str(text))
+def fail(message: str) -> None:
+    """Why the command ends without a result."""
+    console(stderr=True).print(f"[bold red]{speaker()}:[/] {text(message)}", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
     """The result for machines: one JSON document on stdout."""
-    results.file.write(json.dumps(value, indent=1) + "\n")
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 @contextmanager
 def progress() -> Iterator[Progress]:
     """A live progress bar with the time left; silent where stderr is not a terminal, and in all processes but one."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("left"),
     )
-    silent = not errors.is_terminal or rank().rank > 0
-    with Progress(*columns, console=errors, transient=True, disable=silent) as bar:
+    silent = not console(stderr=True).is_terminal or rank().rank > 0
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=silent) as bar:
         yield bar

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +15,10 @@ import torch.distributed as dist
 
 PATIENCE = timedelta(days=7)
 """How long a process waits for the others; `torchrun` ends them all where one fails."""
+
+
+LOOK = 1.0
+"""Seconds between two looks at whether `torchrun` is still there."""
 
 
 def launched() -> bool:
@@ -38,12 +45,23 @@ def own_gpu(count: int) -> str:
     return f"cuda:{index}"
 
 
+def end_with(parent: int) -> None:
+    """End this process once its parent is gone: a `torchrun` that is killed cannot end its workers.
+
+    What was written is whole at any moment, so nothing is lost by ending at once.
+    """
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @contextmanager
 def process_group() -> Iterator[None]:
     """Inside, processes started by `torchrun` form one group: NCCL for tensors on GPUs, gloo for those on CPUs."""
     if not launched():
         yield
         return
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     store, rank, world = next(dist.rendezvous("env://"))
     # After a restart by torchrun the store still holds the addresses of those that died.
     store = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)

@@ -52,6 +52,8 @@ class StepWeights:
             raise ValueError(f"{name}.gamma must be finite, got {self.gamma}")
         for k, weights in enumerate(self.restarted):
             weights.check(f"{name}.restarted[{k}]", bands)
+            if weights.restarted:
+                raise ValueError(f"{name}.restarted[{k}] must have no restarted weights of its own")
 
 
 @dataclass(frozen=True)

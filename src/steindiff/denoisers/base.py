@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import partial
+from threading import local
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -31,7 +32,7 @@ class Denoiser(ABC):
     @property
     @abstractmethod
     def calls(self) -> int:
-        """Network calls made so far. The difference over a run is its true cost."""
+        """Network calls made so far by this thread. The difference over a run is its true cost."""
 
     @property
     def conditions(self) -> Mapping[str, Any]:
@@ -46,21 +47,44 @@ class Denoiser(ABC):
         return self
 
 
+class CallCount(local):
+    """Calls by each thread: runs that share a denoiser do not see each other's. Parts of a denoiser share it."""
+
+    calls = 0
+
+    def __reduce__(self) -> tuple[type[CallCount], tuple[()]]:
+        return CallCount, ()  # a copy, in this process or another, begins at 0
+
+
 class CountingDenoiser(Denoiser):
     """A denoiser that evaluates something itself, and counts."""
 
-    @cached_property
-    def _count(self) -> list[int]:
-        """The number of calls, in a list so that parts can share it."""
-        return [0]
+    _count: CallCount
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        self = super().__new__(cls)
+        object.__setattr__(self, "_count", CallCount())
+        return self
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
-        self._count[0] += 1
-        return self.denoise(x, level)
+        r"""Evaluate once and count.
+
+        Raises:
+            ValueError: if the answer is not a tensor of real floating-point numbers, or not of the shape of `x`.
+            RuntimeError: if `x` was written to.
+        """
+        self._count.calls += 1
+        tracked = not x.is_inference()
+        version = x._version if tracked else 0
+        out = real("denoiser", self.denoise(x, level), x)
+        if tracked and x._version != version:
+            raise RuntimeError("network: it writes into its input, which the solver still needs; let it clone first")
+        # A network may reuse its buffer at the next call (CUDA graphs do), and the solver keeps past answers.
+        return out.clone()
 
     @property
     def calls(self) -> int:
-        return self._count[0]
+        return self._count.calls
 
     @abstractmethod
     def denoise(self, x: Tensor, level: Level) -> Tensor:
@@ -76,11 +100,28 @@ class NetworkDenoiser(CountingDenoiser):
 
     network: Network
 
+    def evaluate(self, x: Tensor, times: Tensor) -> Tensor:
+        """What the network answers, checked, in its own dtype: casting would hide what it is."""
+        return real("network", self.network(x, times), x)
+
     def subset(self: Self, part: slice, batch: int) -> Self:
-        self._count[0] += 0  # made before it is shared
         smaller = copy.copy(self)
         smaller.network = cut(self.network, part, batch)
         return smaller
+
+
+def real(name: str, out: Any, x: Tensor) -> Tensor:
+    """An answer to the states `x`, once found to be real floating-point numbers of their shape.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not isinstance(out, Tensor) or not out.is_floating_point():
+        found = f"{out.dtype} numbers" if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"{name} must return a tensor of real floating-point numbers, got {found}")
+    if out.shape != x.shape:
+        raise ValueError(f"{name} must return the shape of its input {tuple(x.shape)}, got {tuple(out.shape)}")
+    return out
 
 
 def cut(network: Network, part: slice, batch: int) -> Network:

@@ -23,7 +23,7 @@ class EDMDenoiser(NetworkDenoiser):
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
         sigma = torch.full(x.shape[:1], level.told * level.ratio, dtype=torch.float32, device=x.device)
-        return self.network(x if level.alpha == 1.0 else x / level.alpha, sigma).to(x.dtype)
+        return self.evaluate(x if level.alpha == 1.0 else x / level.alpha, sigma).to(x.dtype)
 
 
 def precondition(

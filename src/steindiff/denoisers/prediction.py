@@ -40,7 +40,7 @@ class Prediction(NetworkDenoiser):
     def denoise(self, x: Tensor, level: Level) -> Tensor:
         inputs = x if self.dtype is None else x.to(self.dtype)
         t = torch.full(x.shape[:1], self.time(level), dtype=inputs.dtype, device=x.device)
-        return self.clean(x, self.network(inputs, t).to(x.dtype), level)
+        return self.clean(x, self.evaluate(inputs, t).to(x.dtype), level)
 
     @abstractmethod
     def clean(self, x: Tensor, output: Tensor, level: Level) -> Tensor:

@@ -26,17 +26,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from steindiff import _weights as weights
+from steindiff._serialization import decode, parse_json
 from steindiff.denoisers import EDMDenoiser
 from steindiff.schedules import EDM
 
 MODULES = {"Precond": "training.networks_edm2"}
 """Where a class is defined in a clone, if not in `training.networks`; pickles bring their own copy and do not say."""
+
+PACKAGES = {"training", "torch_utils", "dnnlib"}
+"""What a clone has, under the same names in NVlabs/edm and NVlabs/edm2."""
 
 LICENCE = "CC BY-NC-SA 4.0, NVIDIA Corporation: non-commercial use, share alike"
 """The licence of NVIDIA's EDM and EDM2 code and checkpoints."""
@@ -44,18 +50,24 @@ LICENCE = "CC BY-NC-SA 4.0, NVIDIA Corporation: non-commercial use, share alike"
 
 @contextmanager
 def importable(source: str | Path | None) -> Iterator[None]:
-    """Make the modules of a clone importable for a while."""
+    """Make the modules of a clone importable for a while; those of another clone, of the same names, are put aside."""
     if source is None:
         yield
         return
     folder = Path(source)
     if not folder.is_dir():
         raise ValueError(f"source = {str(source)!r}: not a folder; give a clone of NVlabs/edm or NVlabs/edm2")
-    sys.path.insert(0, str(folder.resolve()))
+    root = folder.resolve()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in PACKAGES:
+            place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+            if root not in Path(place).resolve().parents:
+                del sys.modules[name]
+    sys.path.insert(0, str(root))
     try:
         yield
     finally:
-        sys.path.remove(str(folder.resolve()))
+        sys.path.remove(str(root))
 
 
 def _unpickle(path: Path, source: str | Path | None) -> nn.Module:
@@ -130,11 +142,35 @@ def _rebuild(path: Path, source: str | Path | None) -> nn.Module:
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise ValueError(f"path = {str(path)!r}: class = {name!r}, allowed are the networks of {module.__name__}")
     try:
-        network = kind(**json.loads(header["arguments"]))
+        arguments = decode("arguments", parse_json(header["arguments"]), dict[str, Any])
+        shapes = weights.shapes(path)
+        with bounded(len(shapes)), torch.device("meta"):  # a network of any size, for nothing
+            described = {name: tuple(value.shape) for name, value in kind(**arguments).state_dict().items()}
+        if described != shapes:
+            raise ValueError("the tensors are not those of the network its arguments describe")
+        network = kind(**arguments)
         network.load_state_dict(weights.read(path))
     except Exception as error:  # arguments of the file's choice end in anything
         raise ValueError(f"path = {str(path)!r}: does not fit {module.__name__}.{name} ({error})") from error
     return network
+
+
+@contextmanager
+def bounded(most: int) -> Iterator[None]:
+    """Inside, networks of this thread may have at most so many parameters."""
+    count, thread = 0, get_ident()
+
+    def registered(module: nn.Module, name: str, parameter: Any) -> None:
+        nonlocal count
+        count += get_ident() == thread
+        if count > most and get_ident() == thread:
+            raise ValueError(f"the network has more parameters than the file has tensors, {most}")
+
+    handle = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def convert(

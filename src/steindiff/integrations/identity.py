@@ -2,13 +2,24 @@ r"""Which network a calibration belongs to, told from its architecture and a few
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from steindiff._serialization import decode
+
 SAMPLED = 16
 """How many of a network's parameters are looked at."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What `identify` gives, as a file must hold it; `name` stands for `class`."""
+
+    name: str
+    weights: tuple[float, ...]
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -63,12 +74,11 @@ def check_identity(known: dict[str, Any], module: nn.Module, tolerance: float = 
     Raises:
         ValueError: naming what differs.
     """
-    found = identify(module)
-    if found["class"] != known["class"] or len(found["weights"]) != len(known["weights"]):
-        raise ValueError(
-            f"network: the calibration was measured on {known['class']}, the pipeline has {found['class']}"
-        )
-    a, b = torch.tensor(found["weights"]), torch.tensor(known["weights"])
+    found, fields = identify(module), decode("network", known, dict[str, Any])
+    recorded = decode("network", {("name" if key == "class" else key): v for key, v in fields.items()}, Identity)
+    if found["class"] != recorded.name or len(found["weights"]) != len(recorded.weights):
+        raise ValueError(f"network: the calibration was measured on {recorded.name}, the pipeline has {found['class']}")
+    a, b = torch.tensor(found["weights"]), torch.tensor(recorded.weights)
     gap = float((a - b).norm() / b.norm().clamp(min=1e-12))
-    if gap > tolerance:
+    if not gap <= tolerance:  # NaN is not close
         raise ValueError(f"network: its weights differ by {gap:.1%} from those the calibration was measured on")

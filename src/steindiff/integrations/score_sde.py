@@ -6,6 +6,9 @@ References:
 
 from __future__ import annotations
 
+from functools import partial
+
+from steindiff._checks import at_least
 from steindiff.denoisers import Epsilon, Score
 from steindiff.denoisers.prediction import Network
 from steindiff.levels import Level
@@ -21,9 +24,8 @@ def vp_denoiser(network: Network, steps: int = 1000) -> Epsilon:
     Raises:
         ValueError: if `steps` is below 2.
     """
-    if steps < 2:
-        raise ValueError(f"steps = {steps}: allowed are whole numbers >= 2")
-    return Epsilon(network, time=lambda level: (steps - 1) * level.t)
+    at_least("steps", steps, 2)
+    return Epsilon(network, time=partial(_label, steps - 1))
 
 
 def ve_denoiser(network: Network) -> Score:
@@ -33,6 +35,10 @@ def ve_denoiser(network: Network) -> Score:
         network: `(B, *)` states and `(B,)` noise levels to a score `(B, *)`.
     """
     return Score(network, time=_sigma)
+
+
+def _label(last: int, level: Level) -> float:
+    return last * level.t
 
 
 def _sigma(level: Level) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +43,9 @@ def read(path: Path) -> Moments:
     if not path.is_file():
         raise FileNotFoundError(f"reference statistics {path}: no such file")
     try:
-        with path.open("rb") as file, np.load(file) as arrays:
-            count, mean, upper = int(arrays["count"]), arrays["mean"], arrays["covariance"]
+        with zipfile.ZipFile(path) as archive:
+            count = int(_array(archive, "count"))
+            mean, upper = _array(archive, "mean"), _array(archive, "covariance")
     except Exception as error:  # readers of damaged files end in anything
         raise RuntimeError(f"reference statistics {path}: truncated or altered ({error})") from error
     size = mean.size
@@ -55,6 +58,21 @@ def read(path: Path) -> Moments:
     covariance[np.triu_indices(size)] = upper
     covariance += np.triu(covariance, 1).T
     return Moments(count, torch.from_numpy(mean), torch.from_numpy(covariance * (count - 1)))
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """An array of an archive; `save` does not compress, so nothing may claim more bytes than its member has."""
+    info = archive.getinfo(f"{name}.npy")
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{name} is compressed")
+    with archive.open(info) as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{name} is of another format")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        size = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or len(shape) > 1 or size > info.compress_size:
+            raise ValueError(f"{name} is {dtype} {shape}, need at most {info.compress_size} bytes in one dimension")
+        return np.frombuffer(file.read(size), dtype).reshape(shape).copy()
 
 
 def load(name: str) -> Moments:

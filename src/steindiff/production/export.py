@@ -9,23 +9,24 @@ from typing import IO
 
 import numpy as np
 
-from steindiff._files import atomic, naming, write_bytes
+from steindiff._files import atomic, naming, sweep, write_bytes
 from steindiff.pixels import png
 from steindiff.production.shards import Images
 
 
 def to_png(images: Images, folder: Path) -> None:
-    """Write one PNG for each seed, `000042.png` for seed 42.
+    """Write one PNG for each seed, `000042.png` for seed 42; what a killed run left unfinished is removed.
 
     Raises:
         OSError: if the folder cannot be written to or the disk is full; it names the file.
         ValueError: if the images have neither one nor three channels, or a shard was damaged meanwhile.
     """
     if images.manifest.shape[0] not in (1, 3):
-        raise ValueError(f"png: allowed are images of 1 or 3 channels, these have {images.manifest.shape[0]}")
+        raise ValueError(f"png: images must have 1 or 3 channels, got {images.manifest.shape[0]}")
+    sweep(folder)
     for shard in images.shards():
         for seed, image in zip(shard.seeds.tolist(), shard.images, strict=True):
-            write_bytes(folder / f"{seed:06d}.png", png(image))
+            write_bytes(folder / f"{seed:06d}.png", png(image), durable=False)  # the shards are durable
 
 
 def to_npz(images: Images, path: Path) -> None:
@@ -40,6 +41,7 @@ def to_npz(images: Images, path: Path) -> None:
     manifest = images.manifest
     channels, height, width = manifest.shape
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), height, width, channels)}
+    sweep(path.parent)
     with naming(path), atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         with _member(archive, "images") as file:
             np.lib.format.write_array_header_1_0(file, header)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from steindiff._devices import device_name
 from steindiff._distributed import local_only, rank
 from steindiff._files import folder as writable
 from steindiff._serialization import checksum
@@ -18,7 +17,7 @@ from steindiff._version import __version__
 from steindiff.model import Model
 from steindiff.pixels import to_uint8
 from steindiff.production.manifest import Manifest
-from steindiff.production.settings import setting
+from steindiff.production.settings import THREADS, machine, setting, threads
 from steindiff.production.shards import Shard, examine, write
 from steindiff.sampler import Sampler
 
@@ -45,7 +44,7 @@ def recipe(model: Model, sampler: Sampler) -> dict[str, Any]:
         "levels": setting(levels.levels),
         "schedule": {"kind": type(model.schedule).__name__, "sha256": checksum(setting(model.schedule))},
         "correction": setting(sampler.correction),
-        "device": device_name(torch.device(model.device)),
+        **machine(torch.device(model.device)),
         "steindiff": __version__,
         "torch": str(torch.__version__),
     }
@@ -78,7 +77,7 @@ class Listener:
         """How many of them were sampled."""
 
     def note(self, text: str) -> None:
-        """About damaged shards, which are made again."""
+        """About damaged shards, which are made again, and about another number of threads."""
 
 
 def generate(
@@ -93,8 +92,8 @@ def generate(
     """Write one image for each seed to a folder, in shards; called again, go on where it stopped.
 
     A shard is there whole, with its SHA-256 beside it, or not at all. Batches are cut at the same places in every run,
-    so a set finished after any number of kills is equal to the bit to one made in one go, on the same kind of device
-    with the same number of threads.
+    so a set finished after any number of kills is equal to the bit to one made in one go, on the same kind of device.
+    On a CPU it is finished with the number of threads it was begun with.
 
     With `torch.distributed` set up, rank k of n makes shards k, k + n, …; the processes share nothing but the folder,
     do not wait for each other, and no two write the same shard. Their number may change from run to run.
@@ -129,7 +128,9 @@ def generate(
         fingerprint=model.fingerprint,
     )
     writable(folder)
-    manifest = manifest.check(folder) or manifest
+    own, manifest = manifest, manifest.check(folder) or manifest
+    if own.recipe[THREADS] != manifest.recipe[THREADS]:
+        told.note(f"threads: the set was begun with {manifest.recipe[THREADS]}, so it is finished with as many")
     place, world = rank()
     condition = examine(folder, manifest, range(place, manifest.shards, world))
     for text in condition.damaged.values():
@@ -139,7 +140,7 @@ def generate(
     told.begin(made)
     for k in todo:
         images = []
-        with local_only():  # the other processes are at other seeds
+        with local_only(), threads(manifest.recipe):  # the other processes are at other seeds
             try:
                 for part in sampler.batches(model, manifest.part(k), batch, shrink=False):
                     images.append(to_uint8(part.result.x).cpu())

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from steindiff._files import write_text
-from steindiff._serialization import checksum, verified, with_checksum
-from steindiff.production.settings import differences
+from steindiff._checks import LARGEST_INT, Within, at_least
+from steindiff._files import write_json
+from steindiff._serialization import checksum, decode, read_json, verified, with_checksum
+from steindiff.production.settings import THREADS, differences
+from steindiff.seeding import check_seeds
 
-FORMAT = 1
+FORMAT = 2
 """Version of the files; a set of another version is refused."""
 
 MANIFEST = "manifest.json"
 """The file's name in the folder of the set."""
-
-FIELDS = {"format", "shape", "seeds", "shard_size", "batch", "labels", "recipe", "fingerprint"}
-"""What the file must hold, beside its checksum."""
 
 MOST_SHARDS = 100_000
 """Shards are numbered with five digits."""
 
 SAME_MODEL = 1e-4
 """Relative difference up to which fingerprints are the same model's, on the same kind of device."""
+
+
+Count = Annotated[int, Within(1)]
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    first: Annotated[int, Within(0)]
+    count: Count
+
+
+@dataclass(frozen=True)
+class _File:
+    """What the file holds beside its checksum."""
+
+    format: int
+    shape: tuple[Count, Count, Count]
+    seeds: _Seeds
+    shard_size: Count
+    batch: Count
+    labels: str | None
+    recipe: dict[str, Any]
+    fingerprint: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -54,19 +75,15 @@ class Manifest:
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3 or min(self.shape) < 1:
-            raise ValueError(f"shape = {self.shape}: need (channels, height, width), all >= 1")
-        if not isinstance(self.seeds, range) or self.seeds.step != 1 or not len(self.seeds) or self.seeds.start < 0:
-            raise ValueError(f"seeds = {self.seeds}: allowed are non-empty ranges of consecutive numbers >= 0")
-        if self.seeds.stop > 2**63:
-            raise ValueError(f"seeds = {self.seeds}: allowed are numbers below 2**63")
-        for name, value in (("shard_size", self.shard_size), ("batch", self.batch)):
-            if value < 1:
-                raise ValueError(f"{name} = {value}: allowed are whole numbers >= 1")
+            raise ValueError(f"shape must be (channels, height, width), all >= 1, got {self.shape}")
+        if not isinstance(self.seeds, range) or self.seeds.step != 1:
+            raise ValueError(f"seeds must be a range of consecutive numbers, got {self.seeds}")
+        check_seeds(self.seeds)
+        at_least("shard_size", self.shard_size, 1)
+        at_least("batch", self.batch, 1)
         if self.shards > MOST_SHARDS:
-            raise ValueError(
-                f"shard_size = {self.shard_size}: makes {self.shards} shards of {len(self.seeds)} images, "
-                f"allowed are at most {MOST_SHARDS}"
-            )
+            least = -(-len(self.seeds) // MOST_SHARDS)
+            raise ValueError(f"shard_size must be >= {least} for {len(self.seeds)} images, got {self.shard_size}")
 
     @property
     def shards(self) -> int:
@@ -111,30 +128,16 @@ class Manifest:
         Raises:
             ValueError: if anything is missing, altered or of another version.
         """
-        body = verified("manifest", content, FORMAT)
-        if set(body) != FIELDS:
-            raise ValueError(f"fields: {', '.join(sorted(body))}, need {', '.join(sorted(FIELDS))}")
-        seeds, labels, recipe = body["seeds"], body["labels"], body["recipe"]
-        if not isinstance(seeds, dict) or set(seeds) != {"first", "count"}:
-            raise ValueError(f"seeds = {seeds!r}: need 'first' and 'count'")
-        if not isinstance(body["shape"], list):
-            raise ValueError(f"shape = {body['shape']!r}: need a list")
-        numbers = [*body["shape"], seeds["first"], seeds["count"], body["shard_size"], body["batch"]]
-        if any(type(number) is not int or abs(number) >= 2**63 for number in numbers):
-            raise ValueError("shape, seeds, shard_size, batch: need whole numbers below 2**63")
-        if not isinstance(labels, str | None) or not isinstance(recipe, dict):
-            raise ValueError("labels, recipe: need a checksum or null, and an object")
-        fingerprint = body["fingerprint"]
-        if not isinstance(fingerprint, list) or not all(isinstance(value, float) for value in fingerprint):
-            raise ValueError(f"fingerprint = {fingerprint!r}: need a list of numbers")
+        file: _File = decode("manifest", verified("manifest", content, FORMAT), _File)
+        Within(0, LARGEST_INT - file.seeds.count)("manifest.seeds.first", file.seeds.first)
         return cls(
-            shape=tuple(body["shape"]),
-            seeds=range(seeds["first"], seeds["first"] + seeds["count"]),
-            shard_size=body["shard_size"],
-            batch=body["batch"],
-            labels=labels,
-            recipe=recipe,
-            fingerprint=tuple(fingerprint),
+            shape=file.shape,
+            seeds=range(file.seeds.first, file.seeds.first + file.seeds.count),
+            shard_size=file.shard_size,
+            batch=file.batch,
+            labels=file.labels,
+            recipe=file.recipe,
+            fingerprint=file.fingerprint,
         )
 
     @classmethod
@@ -146,10 +149,9 @@ class Manifest:
             ValueError: if it is not a sound manifest of this format; the message names the file.
         """
         path = folder / MANIFEST
-        data = path.read_bytes()
         try:
-            return cls.from_dict(json.loads(data))
-        except (ValueError, RecursionError) as error:
+            return cls.from_dict(read_json(path))
+        except ValueError as error:
             raise ValueError(
                 f"{path}: {error}; where the settings are known, remove this file and produce again: sound shards stay"
             ) from None
@@ -162,11 +164,10 @@ class Manifest:
             ValueError: if the folder holds another set; the message names what differs.
         """
         if self.check(folder) is None:
-            text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False)
-            write_text(folder / MANIFEST, text + "\n")
+            write_json(folder / MANIFEST, self.to_dict())
 
     def check(self, folder: Path) -> Manifest | None:
-        """The manifest of the folder, equal to this one; None if it holds none.
+        """The manifest of the folder, equal to this one but for the number of threads; None if it holds none.
 
         Raises:
             ValueError: if the folder holds another set; the message names what differs.
@@ -175,7 +176,8 @@ class Manifest:
             known = Manifest.load(folder)
         except FileNotFoundError:
             return None
-        differing = list(differences(known.settings(), self.settings()))
+        wanted = {**self.settings(), "recipe": {**self.recipe, THREADS: known.recipe.get(THREADS)}}
+        differing = list(differences(known.settings(), wanted))
         if not same_model(known.fingerprint, self.fingerprint):
             differing.append("fingerprint: the model's weights or conditions differ")
         if differing:

@@ -6,16 +6,48 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import singledispatch
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from steindiff._checks import shown
+from steindiff._devices import device_name
 from steindiff._serialization import checksum
 from steindiff.corrections.replay import Replay
 
-SHOWN = 60
-"""A value is shown by at most so many characters."""
+THREADS = "threads"
+"""The field of a recipe that says how many CPU threads computed the images; None on a GPU."""
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the last bits of an image depend on: the kind of device; of a CPU, its instructions and the threads."""
+    cpu = device.type == "cpu"
+    return {
+        "device": device_name(device),
+        "instructions": torch.backends.cpu.get_cpu_capability() if cpu else None,
+        THREADS: torch.get_num_threads() if cpu else None,
+    }
+
+
+@contextmanager
+def threads(recipe: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, as many CPU threads compute as the recipe says: a set is finished with those it was begun with."""
+    own, wanted = torch.get_num_threads(), recipe.get(THREADS)
+    if not isinstance(wanted, int) or not 1 <= wanted <= MOST_THREADS or wanted == own:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
+MOST_THREADS = 1024
+"""More threads than this are not taken from a file."""
 
 
 @singledispatch
@@ -76,12 +108,6 @@ def _(value: Replay) -> dict[str, Any]:
     # Its weights are many numbers: their checksum says as much.
     weights = [setting(step) for step in value.steps]
     return {"kind": "Replay", "basis": setting(value.basis), "weights": checksum({"steps": weights})}
-
-
-def shown(value: Any) -> str:
-    """A value for a message."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
 def differences(known: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

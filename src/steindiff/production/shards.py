@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,12 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from steindiff._checks import at_least, shown
 from steindiff._distributed import EVERYTHING, Rank
 from steindiff._files import write_bytes
 from steindiff.production.manifest import Manifest
 
 NAMED = 8
-"""A message names at most so many shards."""
+"""A message names this many shards at most."""
+HEADER = 4096
+"""Bytes of a shard that are not tensors, at most."""
 
 
 class Shard(NamedTuple):
@@ -57,8 +61,6 @@ def write(folder: Path, manifest: Manifest, k: int, shard: Shard) -> None:
         tensors["labels"] = shard.labels
     data = save(tensors)
     for path, content in ((shard_path(folder, k), data), (sum_path(folder, k), sum_line(folder, k, data))):
-        for left in folder.glob(f".*.{path.name}"):  # by a run that was killed while writing
-            left.unlink(missing_ok=True)
         write_bytes(path, content)
 
 
@@ -71,21 +73,26 @@ def read(folder: Path, manifest: Manifest, k: int) -> Shard:
         ValueError: if it is truncated, altered or of another set; the message names the file.
     """
     path = shard_path(folder, k)
-    data, recorded = path.read_bytes(), sum_path(folder, k).read_bytes()
+    n = len(manifest.part(k))
+    need = {"images": (torch.uint8, (n, *manifest.shape)), "seeds": (torch.int64, (n,)), "set": (torch.uint8, (32,))}
+    if manifest.labels is not None:
+        need["labels"] = (torch.int64, (n,))
+    most = HEADER + sum(dtype.itemsize * math.prod(shape) for dtype, shape in need.values())
+    if (size := path.stat().st_size) > most:
+        raise ValueError(f"{path}: {size} bytes, a shard of {n} images has at most {most} (altered)")
+    data = path.read_bytes()
+    with sum_path(folder, k).open("rb") as file:
+        recorded = file.read(HEADER)
     if recorded != sum_line(folder, k, data):
         raise ValueError(f"{path}: {len(data)} bytes that are not those of its checksum (truncated or altered)")
     try:
         tensors = load(data)
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{path}: not a file of tensors ({error})") from None
-    seeds = torch.arange(manifest.part(k).start, manifest.part(k).stop)
-    n = len(seeds)
-    need = {"images": (torch.uint8, (n, *manifest.shape)), "seeds": (torch.int64, (n,)), "set": (torch.uint8, (32,))}
-    if manifest.labels is not None:
-        need["labels"] = (torch.int64, (n,))
     found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     if found != need:
-        raise ValueError(f"{path}: holds {found}, need {need}")
+        raise ValueError(f"{path}: holds {shown(found)}, need {need}")
+    seeds = torch.arange(manifest.part(k).start, manifest.part(k).stop)  # as many as the file really holds
     if not torch.equal(tensors["set"], _identity(manifest)) or not torch.equal(tensors["seeds"], seeds):
         raise ValueError(f"{path}: belongs to another set")
     return Shard(tensors["images"], tensors["seeds"], tensors.get("labels"))
@@ -196,8 +203,7 @@ class Images:
         Raises:
             ValueError: if `size` is not positive, or a shard was damaged meanwhile.
         """
-        if size < 1:
-            raise ValueError(f"size = {size}: allowed are whole numbers >= 1")
+        at_least("size", size, 1)
         manifest = self.manifest
         cuts = [(k, i) for k in range(manifest.shards) for i in range(0, len(manifest.part(k)), size)]
         return (

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TypeVar
 
+from steindiff._checks import number
 from steindiff.levels import Level
 
 
@@ -26,6 +27,18 @@ class Schedule(ABC):
 
     t_min: float
     t_max: float
+
+    def __post_init__(self) -> None:
+        number("t_min", self.t_min, 0.0)
+        number("t_max", self.t_max, self.t_min, open_end=True)
+        try:
+            high, low = self.level(self.t_max), self.level(self.t_min)
+            sound = high.ratio > low.ratio >= 0.0 and all(map(math.isfinite, (*high, *low)))
+        except (ValueError, ArithmeticError):
+            sound = False
+        if not sound:
+            kind, low_t, high_t = type(self).__name__, self.t_min, self.t_max
+            raise ValueError(f"{kind} must be finite and have less noise at t_min = {low_t} than at t_max = {high_t}")
 
     @abstractmethod
     def level(self, t: float) -> Level:

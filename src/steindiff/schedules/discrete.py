@@ -39,6 +39,7 @@ class Discrete(Schedule):
         object.__setattr__(self, "_lam", tuple(0.5 * math.log(a / (1.0 - a)) for a in bars))
         if math.isnan(self.t_max):
             object.__setattr__(self, "t_max", float(len(bars) - 1))
+        super().__post_init__()
 
     @classmethod
     def from_betas(cls, betas: Sequence[float]) -> Discrete:

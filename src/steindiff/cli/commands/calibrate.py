@@ -11,7 +11,8 @@ from steindiff._distributed import rank
 from steindiff._files import folder
 from steindiff.calibrating import Progress, Recipe, calibrate_budgets
 from steindiff.cli import options
-from steindiff.cli.output import escaped, note, print_json, progress, results
+from steindiff.cli.output import note, print_json, progress
+from steindiff.cli.output import written as say_written
 from steindiff.search import Search
 from steindiff.solvers import SOLVERS
 
@@ -79,6 +80,6 @@ def command(
         return
     for budget, calibration in made.items():
         steps = " → ".join(f"{level.ratio:.3g}" for level in calibration.levels)
-        results.print(f"[bold]{escaped(written[budget])}[/]: σ/α {steps}", soft_wrap=True)
+        say_written(written[budget], f": σ/α {steps}")
         if calibration.provenance["kept"].startswith("plain"):
             note(f"{budget} evaluations: the plain solver on its best grid is as near; it is kept uncorrected")

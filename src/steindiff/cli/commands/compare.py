@@ -18,7 +18,7 @@ from steindiff._discovery import named
 from steindiff._files import folder
 from steindiff._version import __version__
 from steindiff.cli import options
-from steindiff.cli.output import escaped, note, print_json, progress, results
+from steindiff.cli.output import note, print_json, progress, show, written
 from steindiff.comparison import REFERENCE, CompareOptions, Comparison, Listener, compare, default_methods
 from steindiff.report import write
 from steindiff.report.build import results as as_json
@@ -163,7 +163,7 @@ def command(
     if json:
         print_json(as_json(comparison))
         return
-    results.print(table(comparison))
-    results.print(f"\n{BLUR}\n")
+    show(table(comparison))
+    show(f"\n{BLUR}\n")
     for path in paths:
-        results.print(f"[bold]{escaped(path)}[/]", soft_wrap=True)
+        written(path)

@@ -9,19 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
 import typer
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from steindiff import diagnostics
+from steindiff._checks import at_least
 from steindiff._discovery import named
 from steindiff._files import folder, write_bytes, write_text
 from steindiff.cli import options
-from steindiff.cli.output import print_json, progress, results
+from steindiff.cli.output import print_json, progress, written
 from steindiff.comparison import CompareOptions
 from steindiff.denoisers.base import Denoiser
 from steindiff.grids import GRIDS
@@ -33,6 +32,9 @@ from steindiff.sampler import levels_for
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 EXAMPLES = (
     "steindiff diagnose --out diagnostics",
@@ -157,11 +159,12 @@ def command(
     Local Lipschitz constants, the contractivity certificate, γ with and without the clean image, the decay of the
     error, and the oscillation example. Clean images are the model's own many-step samples.
     """
+    from matplotlib.figure import Figure
+
     chosen = named("solver", solver, SOLVERS)
     place = named("grid", grid, GRIDS)
     seeds = options.seeds(num, seed)
-    if iterations < 1:
-        raise ValueError(f"iterations must be >= 1, got {iterations}")
+    at_least("iterations", iterations, 1)
     subject = options.model(model, guidance, device)
     run = Diagnosis(subject, chosen, levels_for(chosen, place, subject.schedule, nfe), seeds, iterations)
     run.check()
@@ -184,4 +187,4 @@ def command(
         print_json(found)
         return
     for name in found:
-        results.print(f"[bold]{out / name}.png[/]", soft_wrap=True)
+        written(out / f"{name}.png")

@@ -12,7 +12,7 @@ import steindiff
 from steindiff import datasets, zoo
 from steindiff._packages import installed
 from steindiff.cli.options import Json
-from steindiff.cli.output import print_json, results
+from steindiff.cli.output import print_json, show, text
 from steindiff.metrics import references
 
 EXAMPLES = ("steindiff doctor", "steindiff doctor --json")
@@ -79,5 +79,5 @@ def command(json: Json = False) -> None:
     for topic, facts in found.items():
         table.add_row(f"[bold]{topic}[/]")
         for name, value in facts.items():
-            table.add_row(f"  {name}", value)
-    results.print(table)
+            table.add_row(f"  {text(name)}", text(value))
+    show(table)

@@ -12,10 +12,11 @@ import typer
 from torch import Tensor
 
 from steindiff import datasets
+from steindiff._checks import at_least
 from steindiff._discovery import named
 from steindiff._distributed import gather, rank
 from steindiff.cli import options
-from steindiff.cli.output import note, print_json, progress, results
+from steindiff.cli.output import note, print_json, progress, show, text
 from steindiff.metrics import (
     EfficientNetFeatures,
     InceptionFeatures,
@@ -232,8 +233,7 @@ def command(
     numbers of samples only: FID falls as they grow.
     """
     chosen = {name: named("metrics", name, METRICS) for name in metrics.split(",")}
-    if batch < 1:
-        raise ValueError(f"batch = {batch}: allowed are whole numbers >= 1")
+    at_least("batch", batch, 1)
     if not samples.exists():
         raise ValueError(f"samples = {str(samples)!r}: no such file or folder")
     images = pictures(samples)
@@ -258,7 +258,7 @@ def command(
     if json:
         print_json({"samples": len(images), "reference": reference, **found, "not_measured": reasons})
         return
-    results.print(f"{len(images)} images" + (f" against {reference}" if reference else ""))
+    show(f"{len(images)} images" + (f" against {text(reference)}" if reference else ""))
     for name, value in found.items():
         parts = value if isinstance(value, dict) else {"": value}
-        results.print(f"[bold]{name}[/]  " + "  ".join(f"{key} {number:.4g}".strip() for key, number in parts.items()))
+        show(f"[bold]{name}[/]  " + "  ".join(f"{key} {number:.4g}".strip() for key, number in parts.items()))

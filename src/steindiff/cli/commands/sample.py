@@ -12,7 +12,7 @@ import typer
 from steindiff._discovery import named
 from steindiff._distributed import all_reduce_sum, rank
 from steindiff.cli import options
-from steindiff.cli.output import escaped, note, print_json, progress, results
+from steindiff.cli.output import note, print_json, progress, written
 from steindiff.comparison import default_methods
 from steindiff.model import Model
 from steindiff.production import Images, Shards, generate, to_npz, to_png
@@ -131,4 +131,4 @@ def command(
         return
     there = f", {kept} were there" if kept else ""
     images_made = "1 new image" if new == 1 else f"{new} new images"
-    results.print(f"[bold]{escaped(out)}[/]: {images_made} in {seconds:.1f} s{there}", soft_wrap=True)
+    written(out, f": {images_made} in {seconds:.1f} s{there}")

@@ -26,6 +26,7 @@ from diffusers.utils import logging
 from torch import Tensor, nn
 
 from steindiff._progress import bar
+from steindiff._serialization import decode
 from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
@@ -429,10 +430,10 @@ def guidance_known(calibration: Calibration) -> Guidance:
     Raises:
         ValueError: if what it records is not one.
     """
-    try:
-        return Guidance(**calibration.conditions["guidance"])
-    except TypeError as error:
-        raise ValueError(f"calibration: its guidance cannot be read ({error})") from None
+    known: Guidance = decode("guidance", calibration.conditions.get("guidance"), Guidance)
+    if known.copies not in (1, 2) or known.conditional not in range(known.copies):
+        raise ValueError(f"guidance must combine 1 or 2 conditions, got {known}")
+    return known
 
 
 class Stabilized:

@@ -1,0 +1,223 @@
+"""The search for levels and for what the network is told: residuals, fewer evaluations, never worse than plain."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+import steindiff as sd
+from problems import FLOAT
+from steindiff.bases import DCT
+from steindiff.calibrating import Progress
+from steindiff.corrections.alignment import Groups
+from steindiff.denoisers import Gaussian, Mixture
+from steindiff.loop import Cancelled
+from steindiff.metrics import Moments, frechet_distance, spread
+from steindiff.search import Coordinate, Mismatch, Trials, move, resampled
+from steindiff.stein_probes import GaussianDensity
+
+BASIS = DCT((1, 12))
+
+
+def test_the_residuals_square_to_the_mismatch():
+    """Without weights of bands or tails, every band wrong by a tenth: J = 0.01 + (log 1.21)²."""
+    goal = torch.randn(500, 1, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    groups = Groups.of([None] * 500)
+    centred = goal - goal.mean(0)
+    objective = Mismatch(BASIS, centred, groups, power=0.0, tail=0.0)
+    assert objective(centred) == pytest.approx(0.0, abs=1e-12)
+    assert objective(1.1 * centred) == pytest.approx(0.01 + math.log(1.21) ** 2, rel=1e-6)
+    residuals = objective.residuals(1.1 * centred)
+    assert float(residuals.dot(residuals)) == pytest.approx(objective(1.1 * centred))
+
+
+def test_bands_count_by_their_energy():
+    goal = torch.randn(400, 1, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    scale = torch.where(torch.arange(12) < 6, 10.0, 1.0).to(FLOAT)
+    goal = BASIS.inverse(BASIS.forward(goal) * scale)
+    wrong = BASIS.inverse(BASIS.forward(goal) * torch.where(torch.arange(12) < 6, 1.1, 1.0).to(FLOAT))
+    groups = Groups.of([None] * 400)
+    even, weighted = (Mismatch(BASIS, goal, groups, power)(wrong) for power in (0.0, 1.0))
+    assert weighted == pytest.approx(2.0 * even * 100 / 101, rel=0.05)
+
+
+@cache
+def reference(name: str = "edm") -> sd.ReferenceRun:
+    return sd.reference_run(MODELS[name](), range(10**6, 10**6 + 48), steps=24, batch=999)
+
+
+def network(x: Tensor, sigma: Tensor) -> Tensor:
+    """The exact denoiser of a few points, as a network that can be told another level than the state's."""
+    level = sd.Level(float(sigma[0]), 1.0, float(sigma[0]))
+    return points()(x, level)
+
+
+@cache
+def points() -> Mixture:
+    centres = torch.randn(40, 1, 12, generator=torch.Generator().manual_seed(3))
+    centres = BASIS.inverse(BASIS.forward(centres) * (1.0 + torch.arange(12.0)) ** -1.0)
+    return Mixture(centres, torch.full((40,), 0.01), torch.ones(40))
+
+
+def edm() -> sd.Model:
+    return sd.Model(sd.EDMDenoiser(network), sd.EDM(), (1, 12))
+
+
+MODELS = {"edm": edm}
+
+
+def test_a_trial_repeats_only_what_changed():
+    run = reference()
+    solver = sd.SOLVERS["dpmpp-2m"]
+    objective = Mismatch(run.basis, run.samples, run.groups())
+    trials = Trials(run, solver, sd.ByAlignment()(run, 5), objective)
+    levels = GaussianDensity()(run)(sd.EDM(), 5)
+    first = trials(levels)
+    for i in range(5):
+        moved = move(levels, {Coordinate(i, False): 0.02})
+        before = trials.denoiser.calls
+        cheap = trials(moved, first)
+        assert trials.denoiser.calls - before == 5 - i
+        assert cheap.mismatch == pytest.approx(trials(moved).mismatch, rel=1e-6)
+    before = trials.denoiser.calls
+    assert trials(levels, first).mismatch == pytest.approx(first.mismatch)
+    assert trials.denoiser.calls == before
+
+
+def test_moves_stay_in_order_and_in_range():
+    levels = sd.GRIDS["logsnr"](sd.EDM(), 5)
+    wild = {Coordinate(i, True): 9.0 * (-1) ** i for i in range(5)} | {Coordinate(1, False): 5.0}
+    moved = move(levels, wild)
+    assert moved.steps == 5
+    assert moved[0].ratio <= 80.0 + 1e-9
+    assert moved[1].told == pytest.approx(1.4)
+    assert move(levels, {}) == levels
+    assert resampled(levels, 8).steps == 8
+    assert [level.ratio for level in resampled(levels, 5)] == pytest.approx([level.ratio for level in levels])
+
+
+def test_the_search_lowers_the_mismatch_and_is_deterministic():
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 48))
+    found = sd.calibrate(edm(), 5, recipe=recipe, reference=reference())
+    again = sd.calibrate(edm(), 5, recipe=recipe, reference=reference())
+    assert found.to_dict() == again.to_dict()
+    judged = found.provenance["mismatch"]
+    assert found.provenance["kept"] == "searched"
+    assert judged["searched"] < 0.8 * judged["unsearched"]
+    assert found.provenance["backward_passes"] == 0
+    assert any(level.told != 1.0 for level in found.levels)
+
+
+def test_a_network_under_inference_mode_is_calibrated_by_the_same_call():
+    @torch.inference_mode()
+    def closed(x: Tensor, sigma: Tensor) -> Tensor:
+        return network(x, sigma)
+
+    model = sd.Model(sd.EDMDenoiser(closed), sd.EDM(), (1, 12))
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 48))
+    found = sd.calibrate(model, 4, recipe=recipe)
+    judged = found.provenance["mismatch"]
+    assert judged["searched"] < min(value for name, value in judged.items() if name.startswith("plain"))
+
+
+def test_neighbouring_budgets_share_the_reference():
+    model = edm()
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 24), steps=12, search=sd.Search(iterations=1))
+    made = sd.calibrate_budgets(model, [3, 4], "ddim", recipe=recipe)
+    assert sorted(made) == [3, 4]
+    assert [calibration.nfe for calibration in made.values()] == [3, 4]
+
+
+def test_stopping_keeps_the_best_so_far():
+    told: list[Progress] = []
+
+    def stop(progress: Progress) -> bool:
+        told.append(progress)
+        return progress.stage == "reference" or progress.done < 8
+
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 24), steps=12)
+    found = sd.calibrate(edm(), 4, "ddim", recipe=recipe, callback=stop)
+    assert found.provenance["stopped"] is True
+    assert found.provenance["trials"] == 8
+    assert found.corrects
+    with pytest.raises(Cancelled):
+        sd.calibrate(edm(), 4, "ddim", recipe=recipe, callback=lambda progress: False)
+
+
+def conditional(seeds) -> Gaussian:
+    """A strong condition: each of four means is ten times the spread within it."""
+    means = torch.tensor([[10.0 * ((seed % 4) - 1.5)] * 6 for seed in seeds])
+    return Shifted(means)
+
+
+class Shifted(Gaussian):
+    """A Gaussian whose mean belongs to the sample."""
+
+    def __init__(self, means: Tensor) -> None:
+        super().__init__(torch.zeros(6), torch.linspace(0.05, 1.0, 6))
+        self.means = means
+
+    def denoise(self, x: Tensor, level: sd.Level) -> Tensor:
+        return self.means + super().denoise(x - level.alpha * self.means, level)
+
+
+@pytest.mark.parametrize("nfe", [4, 5])
+def test_spread_within_a_condition_is_kept(nfe: int):
+    model = sd.Model(conditional, sd.EDM(0.002, 80.0), (6,), condition=lambda seed: seed % 4)
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 64))
+    found = sd.calibrate(model, nfe, "ddim", recipe=recipe)
+    seeds = range(1024)
+    fine = sd.Sampler("dpmpp-2m", nfe=60)(model, seeds, batch=1024).x
+    made = found.sampler()(model, seeds, batch=1024).x
+    kept = spread(made, fine, [model.condition_of(seed) for seed in seeds])
+    assert kept == pytest.approx(1.0, abs=0.05 if nfe == 5 else 0.1)
+
+
+def line(schedule: sd.Schedule, dim: int = 1) -> sd.Model:
+    generator = torch.Generator().manual_seed(dim)
+    centres = torch.randn(3 + dim, dim, generator=generator)
+    exact = Mixture(centres, torch.full((3 + dim,), 0.05), torch.ones(3 + dim))
+    return sd.Model(exact, schedule, (dim,), name=f"{type(schedule).__name__} {dim}")
+
+
+TOYS = {
+    "points, EDM": edm,
+    **{
+        f"{type(schedule).__name__}, {dim}-D": (lambda schedule=schedule, dim=dim: line(schedule, dim))
+        for schedule in (sd.EDM(), sd.VP(), sd.Cosine(), sd.Flow())
+        for dim in (1, 8)
+    },
+    "conditional Gaussian": lambda: sd.Model(conditional, sd.VP(), (6,), condition=lambda seed: seed % 4),
+}
+GRIDS = ("logsnr", "edm", "uniform")
+
+
+@pytest.mark.parametrize("solver", ["ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm-4", "heun"])
+@pytest.mark.parametrize("name", TOYS)
+def test_a_calibration_is_never_worse_than_the_best_plain_grid(name: str, solver: str):
+    """On fresh seeds, by the weighted mismatch and by the distance to the model's own samples of other seeds."""
+    model = TOYS[name]()
+    budgets = [4, 8] if solver == "heun" else [3, 5, 10]
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 48), search=sd.Search(iterations=2))
+    found = sd.calibrate_budgets(model, budgets, solver, recipe=recipe, batch=999)
+    seeds, others = range(512), range(20_000, 20_512)
+    fresh = sd.reference_run(model, seeds, steps=64, batch=999)
+    objective = Mismatch(fresh.basis, fresh.samples, fresh.groups())
+    target = Moments.of(sd.reference_run(model, others, steps=64, batch=999).samples.flatten(1))
+    floor = frechet_distance(target, Moments.of(fresh.samples.flatten(1)))
+    for nfe, calibration in found.items():
+        made = calibration.sampler()(model, seeds, batch=999).x
+        plain = []
+        for grid in GRIDS:
+            levels = sd.Levels(
+                sd.sampler.levels_for(sd.SOLVERS[solver], sd.GRIDS[grid], model.schedule.finite_start(), nfe).levels,
+                model.schedule,
+            )
+            plain.append(sd.Sampler(solver, levels)(model, seeds, batch=999).x)
+        assert objective(made) <= 1.01 * min(map(objective, plain)) + 1e-6, nfe
+        own = min(frechet_distance(target, Moments.of(x.flatten(1))) for x in plain)
+        assert frechet_distance(target, Moments.of(made.flatten(1))) <= 1.01 * own + floor, nfe
