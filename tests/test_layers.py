@@ -24,6 +24,7 @@ LAYERS = (
     ("loop",),
     ("sampler", "calibration_file"),
     ("calibration",),
+    ("calibration_set",),
     ("reference",),
     ("stein_probes", "search"),
     ("calibrating",),

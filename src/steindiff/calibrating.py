@@ -384,3 +384,46 @@ def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
     return StepWeights(
         tuple(rho.tolist()), tuple(tuple(row.tolist()) for row in tau), tuple(statistics["error"].tolist())
     )
+
+
+@torch.no_grad()
+def with_restarts(
+    calibration: Calibration,
+    reference: ReferenceRun,
+    fit: Fits | None = None,
+    callback: Callable[[Progress], bool | None] | None = None,
+) -> Calibration:
+    r"""The calibration with runs that begin at a later level (img2img) fitted as well, n (n − 1)/2 steps of every seed.
+
+    Such a run has no history: its first steps have fewer denoised images, and the solver a lower order, than the same
+    steps of a whole run; and it has not yet strayed, while later steps of a whole run also bring back what earlier ones
+    lost. So all its steps are fitted, from the fine trajectory's own states at that level.
+
+    Args:
+        calibration: of the reference's model; one that corrects nothing is returned as it is.
+        reference: the fine trajectory.
+        fit: how to correct a step; default `ByAlignment()`.
+        callback: told the progress; False, or Ctrl-C, returns the calibration as it was.
+    """
+    levels, model = calibration.levels, reference.model
+    if not any(weights.rho for weights in calibration.steps):
+        return calibration
+    correction = (fit or ByAlignment())(reference, levels.steps)
+    denoiser = model.denoiser_for(reference.local_seeds, reference.batch)
+    restarts = []
+    try:
+        for j in range(1, levels.steps):
+            tail = Levels(levels[j:], levels.schedule)
+            x = reference.trajectory(tail[0]).to(model.device, model.dtype)
+            statistics = sample(denoiser, x, tail, calibration.solver, correction).statistics
+            restarts.append([replace(step_weights(row), error=()) for row in statistics])
+            if callback is not None and callback(Progress("later starts", j, levels.steps - 1)) is False:
+                return calibration
+    except KeyboardInterrupt:
+        logger.warning("stopped: keeping the calibration without later starts")
+        return calibration
+    steps = tuple(
+        replace(weights, restarted=tuple(restarts[j][i - j - 1] for j in range(i)))
+        for i, weights in enumerate(calibration.steps)
+    )
+    return replace(calibration, steps=steps)

@@ -92,7 +92,11 @@ def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
             "tau": [[round(v, 6) for v in row] for row in weights.tau],
             "error": [float(f"{v:.3g}") for v in weights.error],
         }
-        return {**entry, "gamma": weights.gamma} if weights.gamma != 1.0 else entry
+        if weights.gamma != 1.0:
+            entry["gamma"] = weights.gamma
+        if weights.restarted:
+            entry["restarted"] = list(map(rounded, weights.restarted))
+        return entry
 
     content = {
         "format": FORMAT,
@@ -116,9 +120,11 @@ def decode(content: Any) -> dict[str, Any]:
         ValueError: if anything is missing, altered, of the wrong type or of an unknown format.
     """
     body = verified("calibration", content, 2, 3)
-    file: File3 = (
-        typed("calibration", body, File3) if body["format"] == FORMAT else typed("calibration", body, File2).upgraded()
-    )
+    try:
+        read: File3 | File2 = typed("calibration", body, File3 if body["format"] == FORMAT else File2)
+    except RecursionError:
+        raise ValueError("the file is nested too deeply") from None
+    file = read.upgraded() if isinstance(read, File2) else read
     levels = Levels(file.levels, from_config("schedule", file.schedule, SCHEDULES.classes()))
     solver = from_config("solver", file.solver, SOLVERS.classes())
     if file.nfe != (spent := solver.calls(levels)):

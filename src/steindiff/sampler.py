@@ -16,7 +16,7 @@ from steindiff._checks import at_least
 from steindiff._progress import bar
 from steindiff.corrections import CORRECTIONS, Correction
 from steindiff.corrections.plain import Plain
-from steindiff.grids import GRIDS, Grid
+from steindiff.grids import GRIDS, Explicit, Grid
 from steindiff.levels import Levels
 from steindiff.loop import SampleResult, StepInfo, sample
 from steindiff.model import Model
@@ -44,7 +44,7 @@ def levels_for(solver: Solver, grid: Grid, schedule: Schedule, nfe: int) -> Leve
     """
     at_least("nfe", nfe, 1)
     spent: dict[int, Levels] = {}
-    for steps in range(1, nfe + 1):
+    for steps in (grid.steps,) if isinstance(grid, Explicit) else range(1, nfe + 1):
         levels = grid(schedule, steps)
         spent[solver.calls(levels)] = levels
         if max(spent) >= nfe:

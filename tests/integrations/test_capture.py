@@ -100,7 +100,7 @@ def test_unknown_arguments_are_named():
 def test_a_weight_changed_in_the_middle_of_a_calibrated_run_is_refused():
     pipe, call = built("stable_diffusion")
     call.pop("guidance_rescale")
-    calibration = ours.calibrate(pipe, nfe=4, recipe=BRIEF, seeds=range(4), **call)
+    calibration = ours.calibrate(pipe, nfe=4, recipe=BRIEF, **call)
 
     def fade(pipe: Any, i: int, t: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         pipe._guidance_scale = 2.0 if i else 5.0
@@ -270,7 +270,7 @@ def test_a_call_is_cut_prompt_by_prompt():
 
 # --- calibrated runs ----------------------------------------------------------------------------------------------
 
-BRIEF = Recipe(steps=6, grid=LogSNR(), search=None, rivals=())
+BRIEF = Recipe(seeds=range(4), steps=6, grid=LogSNR(), search=None, rivals=())
 FAMILIES = ["mochi", "z_image", "qwen_image", "ltx", "cogvideox", "cogview3_plus", "kandinsky5", "flux_fill", "lumina2"]
 
 
@@ -279,7 +279,7 @@ def test_calibrated_runs_are_those_of_our_own_loop(name: str):
     """Calibrate, install, run: levels, signs, layouts and times are those the calibration was measured with."""
     pipe, call = built(name)
     solver = hosts.HOSTS[name].solver
-    calibration = ours.calibrate(pipe, nfe=4, solver=solver, recipe=BRIEF, seeds=range(4), **call)
+    calibration = ours.calibrate(pipe, nfe=4, solver=solver, recipe=BRIEF, **call)
     assert calibration.basis.bands > 1
     states: list[Tensor] = []
     with ours.stabilize(pipe, calibration) as stabilized:

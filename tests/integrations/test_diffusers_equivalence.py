@@ -48,6 +48,8 @@ class Table(Schedule):
     """The levels a scheduler uses, and nothing between them."""
 
     levels: tuple[Level, ...]
+    t_min: float = 0.0
+    t_max: float = 1000.0
 
     def __post_init__(self) -> None:
         """A table has no range of its own to check."""

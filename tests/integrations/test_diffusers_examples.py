@@ -32,3 +32,31 @@ def test_example(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         json.loads(before)
         module.main(arguments)
         assert file.read_bytes() == before, "the same calibration again: reused, or measured from the same seeds"
+
+
+def test_ten_lines_for_a_pipeline_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Calibrate, sample, save, load and sample again: the whole path of a user, on a tiny pipeline."""
+    import torch
+
+    from steindiff.calibrating import Recipe
+    from steindiff.integrations import diffusers as stein
+    from steindiff.integrations.diffusers import tiny
+
+    monkeypatch.chdir(tmp_path)
+    pipe = tiny.stable_diffusion(prompts=True)
+    call = {"height": 16, "width": 16, "guidance_scale": 5.0, "output_type": "pt"}
+    prompts = ["a lighthouse", "a dragonfly"]
+    quick = Recipe(seeds=range(6), steps=6, search=None)
+
+    calibration = stein.calibrate(pipe, prompts, nfe=5, recipe=quick, **call)
+    stein.stabilize(pipe, calibration)
+    image = pipe("a bowl", num_inference_steps=5, generator=torch.manual_seed(0), **call).images
+    pipe.save_pretrained("mine")
+    again = type(pipe).from_pretrained("mine")
+    stein.stabilize(again)
+    same = again("a bowl", num_inference_steps=5, generator=torch.manual_seed(0), **call).images
+
+    assert torch.equal(image, same)
+    assert type(again.scheduler).__name__ == "SteinDPMSolverMultistepScheduler"
+    with pytest.raises(ValueError, match="guidance: measured with"):
+        again("a bowl", num_inference_steps=5, **{**call, "guidance_scale": 2.0})

@@ -6,7 +6,10 @@ import copy
 import inspect
 import json
 import pickle
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from steindiff.averages import PerSample
 from steindiff.bases import natural_basis
 from steindiff.calibration import Calibration
 from steindiff.corrections.relaxation import Normalised, Relaxation
-from steindiff.corrections.replay import Replay
+from steindiff.corrections.replay import StepWeights
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.probes.analytic import Analytic
@@ -87,10 +90,21 @@ def loop(scheduler: Any, x: Tensor, model: Any = network, times: Any = None) -> 
     return states
 
 
-def calibration_for(scheduler: Any, solver: Solver, steps: int = 5, shape: tuple[int, ...] = SHAPE) -> Calibration:
+TOLD = (1.0, 0.9, 1.1, 0.85, 0.95)
+"""Factors of σ/α the network is told at each level."""
+
+
+def calibration_for(
+    scheduler: Any,
+    solver: Solver,
+    steps: int = 5,
+    shape: tuple[int, ...] = SHAPE,
+    told: Sequence[float] = (),
+) -> Calibration:
     """A random calibration on a grid with fractional times."""
     # A run whose first and last level are those of the schedule, as usual.
-    return random_calibration(LogSNR()(ours.family_of(scheduler).schedule, steps), solver, shape)
+    levels = LogSNR(to_zero=True)(ours.family_of(scheduler).schedule, steps)
+    return random_calibration(levels.tell(told), solver, shape)
 
 
 def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-5) -> None:
@@ -152,19 +166,26 @@ def test_uncorrected_is_stock_bitwise_with_settings(name: str, config: dict[str,
         assert torch.equal(a, b)
 
 
-@four
-def test_empty_calibration_is_stock_bitwise_on_its_grid(host: Host):
+FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
+GRIDS = [("dpm", {}), ("unipc", {}), ("heun", {}), ("edm", {}), ("dpm", FLOW), ("unipc", FLOW), ("unipc3", FLOW)]
+
+
+@pytest.mark.parametrize(("name", "config"), GRIDS)
+def test_empty_calibration_is_stock_bitwise_on_its_grid(name: str, config: dict[str, Any]):
     """An empty calibration still brings its grid: here the stock grid, so everything is as if there were none."""
-    stock = host.stock()
+    host = HOSTS[name]
+    config = {**host.config, **config}
+    stock = host.stock(**config)
     stock.set_timesteps(6)
     levels = ours.family_of(stock).levels(stock)
-    stein = host.stein(stein_calibration=Calibration.empty(host.solver, levels, natural_basis(SHAPE)))
+    stein = host.stein(**config, stein_calibration=Calibration.empty(host.solver, levels, natural_basis(SHAPE)))
     stein.set_timesteps(6)
-    assert stein.timesteps.tolist() == pytest.approx(stock.timesteps.tolist(), abs=1e-3)
-    assert stein.sigmas.tolist() == pytest.approx(stock.sigmas.tolist(), rel=1e-6)
-    stein.sigmas = stock.sigmas
+    assert torch.equal(stein.timesteps, stock.timesteps)
+    assert stein.timesteps.dtype == stock.timesteps.dtype
+    assert torch.equal(stein.sigmas, stock.sigmas)
     x = start() * host.scale(stock)
-    assert torch.equal(loop(stein, x, times=stein.timesteps)[-1], loop(stock, x)[-1])
+    for a, b in zip(loop(stein, x), loop(stock, x), strict=True):
+        assert torch.equal(a, b)
 
 
 # --- with a calibration: our own loop -----------------------------------------------------------------------------
@@ -172,10 +193,11 @@ def test_empty_calibration_is_stock_bitwise_on_its_grid(host: Host):
 
 @hosts
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
-def test_replay_equals_our_loop(host: Host, prediction: str):
+@pytest.mark.parametrize("told", [(), TOLD], ids=["its level", "told"])
+def test_replay_equals_our_loop(host: Host, prediction: str, told: tuple[float, ...]):
     """Through `step`, network called by the host, against the engine calling it: same states, same number of calls."""
     bare = host.stein(**host.config, prediction_type=prediction)
-    calibration = calibration_for(bare, host.solver)
+    calibration = calibration_for(bare, host.solver, told=told)
     stein = host.stein(**host.config, prediction_type=prediction, stein_calibration=calibration)
     stein.set_timesteps(5)
     calls = []
@@ -189,22 +211,23 @@ def test_replay_equals_our_loop(host: Host, prediction: str):
     unit = levels[0].alpha if host.name.startswith("Heun") else 1.0
     theirs = loop(stein, x / unit, counted)[-1]
     assert len(calls) == calibration.nfe
-    mine = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver, Replay(calibration))
+    mine = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver, calibration.replay())
     assert mine.nfe == calibration.nfe
     assert_close(theirs, mine.x)
     plain = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver)
     assert float((plain.x - mine.x).norm() / mine.x.norm()) > 0.01, "the correction must matter for this to be a test"
 
 
-@pytest.mark.parametrize("name", ["dpm", "unipc"])
-def test_replay_on_flow_sigmas_equals_our_loop(name: str):
+@pytest.mark.parametrize("name", ["dpm", "dpm3", "unipc", "unipc3"])
+@pytest.mark.parametrize("told", [(), TOLD], ids=["its level", "told"])
+def test_replay_on_flow_sigmas_equals_our_loop(name: str, told: tuple[float, ...]):
     host = HOSTS[name]
-    config = {**host.config, "use_flow_sigmas": True, "prediction_type": "flow_prediction"}
-    calibration = calibration_for(host.stein(**config), host.solver)
+    config = {**host.config, **FLOW}
+    calibration = calibration_for(host.stein(**config), host.solver, told=told)
     stein = host.stein(**config, stein_calibration=calibration)
     stein.set_timesteps(5)
     x = start() * calibration.levels[0].sigma
-    mine = sample(ours.family_of(stein).denoiser(network), x, calibration.levels, host.solver, Replay(calibration))
+    mine = sample(ours.family_of(stein).denoiser(network), x, calibration.levels, host.solver, calibration.replay())
     assert_close(loop(stein, x)[-1], mine.x)
 
 
@@ -247,13 +270,8 @@ def test_unipc_trap():
         ends.append(x)
     assert torch.equal(*ends)
     calibration = calibration_for(host.stein(), host.solver)
-    only_second = Calibration(
-        calibration.solver,
-        calibration.levels,
-        calibration.basis,
-        tuple(row if i == 1 else () for i, row in enumerate(calibration.rho)),
-        (1.0,) * 5,
-    )
+    bare = [StepWeights()] * 5
+    only_second = replace(calibration, steps=(bare[0], calibration.steps[1], *bare[2:]))
     results = []
     for used in (only_second, Calibration.empty(calibration.solver, calibration.levels, calibration.basis)):
         stein = host.stein(stein_calibration=used)
@@ -269,7 +287,7 @@ def test_unipc_trap():
 def test_signatures_are_stock(host: Host):
     taken, settable = (list(inspect.signature(cls.set_timesteps).parameters) for cls in (host.stock, host.stein))
     assert settable[: len(taken)] == taken
-    assert "sigmas" in settable, "many pipelines of flow models pass their own whatever the scheduler"
+    assert {"sigmas", "timesteps", "mu"} <= set(settable), "many pipelines pass their own whatever the scheduler"
     stock, stein = (list(inspect.signature(cls.step).parameters.values()) for cls in (host.stock, host.stein))
     assert stein[: len(stock)] == stock
     assert "generator" in {parameter.name for parameter in stein}, "DDPMPipeline passes one whatever the scheduler"
@@ -379,16 +397,9 @@ def test_begin_index(host: Host):
     end = loop(stein, x, times=times)[-1]
     levels = calibration.levels
     tail = Levels(levels[first:], levels.schedule)
-    rest = Calibration(
-        host.solver,
-        tail,
-        calibration.basis,
-        calibration.rho[first:],
-        calibration.gamma[first:],
-        tau=calibration.tau[first:],
-    )
+    rest = replace(calibration, levels=tail, steps=calibration.steps[first:])
     unit = levels[first].alpha if host.name.startswith("Heun") else 1.0
-    mine = sample(ours.family_of(stein).denoiser(network), x * unit, tail, host.solver, Replay(rest))
+    mine = sample(ours.family_of(stein).denoiser(network), x * unit, tail, host.solver, rest.replay())
     assert_close(end, mine.x)
 
 
@@ -440,7 +451,7 @@ def test_full_loop_with_a_real_unet(host: Host):
     with torch.no_grad():
         theirs = loop(stein, x / unit, lambda x, t: unet(x, t).sample)[-1]
     denoiser = ours.denoiser(unet, stein)
-    mine = sample(denoiser, x, levels, host.solver, Replay(calibration))
+    mine = sample(denoiser, x, levels, host.solver, calibration.replay())
     assert mine.network_calls == calibration.nfe
     assert_close(theirs, mine.x)
 
@@ -455,10 +466,50 @@ def test_other_step_counts_are_refused(host: Host):
         stein.set_timesteps(7)
 
 
-def test_other_grids_are_refused():
-    stein = HOSTS["dpm"].stein(stein_calibration=calibration_for(HOSTS["dpm"].stein(), HOSTS["dpm"].solver))
-    with pytest.raises(ValueError, match="timesteps: the calibration brings its own 5 steps"):
-        stein.set_timesteps(timesteps=[900, 600, 300, 200, 100])
+@four
+def test_steps_a_pipeline_makes_are_not_used(host: Host, caplog: pytest.LogCaptureFixture):
+    """Many pipelines pass their own sigmas; the calibration brings its levels, and one line says so."""
+    stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))
+    stein.set_timesteps(5)
+    expected = stein.sigmas
+    five = np.linspace(1.0, 0.2, 5)
+    for given in ({"sigmas": five}, {"timesteps": [900, 700, 500, 300, 100]}, {"sigmas": five, "timesteps": five}):
+        stein.set_timesteps(**given, mu=0.7)
+        assert torch.equal(stein.sigmas, expected)
+    stein.set_timesteps(sigmas=five)
+    assert caplog.text.count("the pipeline's sigmas are not used") == 1
+    with pytest.raises(ValueError, match="num_inference_steps = 3: the calibration is for 5"):
+        stein.set_timesteps(sigmas=[1.0, 0.5, 0.1])
+
+
+@pytest.mark.parametrize("name", ["dpm", "unipc"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_steps_a_pipeline_makes_for_flow_matching(name: str, dynamic: bool):
+    """Without a calibration they are used where the stock class can use them, else counted; never a traceback."""
+    host = HOSTS[name]
+    stein = host.stein(**FLOW, use_dynamic_shifting=dynamic, time_shift_type="exponential")
+    four = [1.0, 0.7, 0.4, 0.1]
+    for given in ({"sigmas": four}, {"sigmas": four, "timesteps": [1000 * s for s in four]}):
+        stein.set_timesteps(**given, mu=0.5)
+        assert len(stein.timesteps) == 4
+        assert loop(stein, start())[-1].isfinite().all()
+    if name == "dpm":
+        stein.set_timesteps(timesteps=[1000, 700, 400, 100], mu=0.5)
+        assert len(stein.timesteps) == 4
+
+
+def test_unknown_arguments_of_set_timesteps_are_refused_in_a_sentence():
+    with pytest.raises(ValueError, match=r"original_inference_steps.*this pipeline needs a scheduler of its own"):
+        HOSTS["dpm"].stein().set_timesteps(4, original_inference_steps=50)
+    with pytest.raises(ValueError, match="timesteps must be left out"):
+        HOSTS["edm"].stein().set_timesteps(timesteps=[900, 600])
+
+
+def test_eta_is_refused_in_a_sentence():
+    stein = HOSTS["dpm"].stein()
+    stein.set_timesteps(4)
+    with pytest.raises(ValueError, match="eta: only DDIM"):
+        stein.step(start(), stein.timesteps[0], start(), eta=0.5)
 
 
 @four
@@ -498,7 +549,7 @@ def test_calibrations_of_another_solver_or_process_are_refused(name: str, config
 
 def test_a_calibration_of_another_class_is_refused():
     host = HOSTS["dpm"]
-    with pytest.raises(ValueError, match="but this EDMFamily scheduler has 1, 999"):
+    with pytest.raises(ValueError, match="but this EDMFamily scheduler has 1, 157"):
         HOSTS["edm"].stein(stein_calibration=calibration_for(host.stein(), host.solver))
 
 
@@ -508,7 +559,7 @@ def test_a_damaged_configuration_is_refused(tmp_path):
     stein.save_pretrained(tmp_path)
     file = tmp_path / "scheduler_config.json"
     file.write_text(file.read_text().replace('"nfe": 5', '"nfe": 6'))
-    with pytest.raises(ValueError, match="sha256: the content was altered"):
+    with pytest.raises(ValueError, match="sha256 does not match"):
         host.stein.from_pretrained(tmp_path)
 
 
@@ -539,3 +590,157 @@ def test_karras_grid_of_the_family_is_the_stock_grid():
     assert [level.ratio for level in mine] == pytest.approx(
         [level.ratio for level in ours.family_of(stock).levels(stock)], rel=1e-4
     )
+
+
+# --- configurations of other families ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dpm", "unipc"])
+def test_the_configuration_of_a_flow_scheduler_gives_flow_matching(name: str, tmp_path):
+    host, flow = HOSTS[name], diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    flow.save_pretrained(tmp_path)
+    for stein in (host.stein.from_config(flow.config), host.stein.from_pretrained(tmp_path)):
+        assert stein.config.use_flow_sigmas
+        assert stein.config.prediction_type == "flow_prediction"
+        assert stein.config.flow_shift == 3.0
+    calibration = calibration_for(stein, host.solver)
+    again = host.stein.from_config(flow.config, stein_calibration=calibration)
+    again.set_timesteps(5)
+    assert again.timesteps.tolist() == pytest.approx([1000 * level.t for level in calibration.levels[:-1]])
+
+
+@pytest.mark.parametrize("name", ["heun", "edm"])
+def test_the_configuration_of_a_flow_scheduler_is_refused_where_there_is_no_flow_matching(name: str):
+    with pytest.raises(ValueError, match="config must not be of a FlowMatch scheduler"):
+        HOSTS[name].stein.from_config(diffusers.FlowMatchEulerDiscreteScheduler().config)
+
+
+SOURCES = [
+    diffusers.DDPMScheduler(),
+    diffusers.PNDMScheduler(1000, 0.00085, 0.012, "scaled_linear"),
+    diffusers.EulerDiscreteScheduler(1000, 0.00085, 0.012, "scaled_linear"),
+    diffusers.DDIMScheduler(beta_schedule="squaredcos_cap_v2"),
+    diffusers.CogVideoXDDIMScheduler(snr_shift_scale=3.0),
+]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
+@pytest.mark.parametrize("solver", [DPMSolverMultistep(2), UniPCBh2(2), Heun()], ids=lambda s: type(s).__name__)
+def test_a_scheduler_for_a_solver_keeps_the_forward_process(source: Any, solver: Solver):
+    """`from_config` drops what was a default or positional in the source; the process must not change with it."""
+    stein = ours.scheduler_for(source, solver)
+    expected = source.alphas_cumprod.double()[:-1]
+    assert torch.allclose(stein.alphas_cumprod.double()[:-1], expected, rtol=1e-2, atol=1e-6)
+
+
+# --- sets of calibrations ------------------------------------------------------------------------------------------
+
+
+@four
+def test_a_set_is_chosen_from_by_the_number_of_steps(host: Host, tmp_path):
+    made = [calibration_for(host.stein(), host.solver, steps) for steps in (4, 6)]
+    ours.CalibrationSet(tuple(made)).save(tmp_path / "set.json")
+    stein = host.stein(stein_calibration=ours.CalibrationSet.load(tmp_path / "set.json"))
+    stein.save_pretrained(tmp_path)
+    again = host.stein.from_pretrained(tmp_path)
+    for steps, calibration in zip((6, 4, 6), (made[1], made[0], made[1]), strict=True):
+        ends = []
+        for scheduler in (host.stein(stein_calibration=calibration), stein, again):
+            scheduler.set_timesteps(steps)
+            ends.append(loop(scheduler, start())[-1])
+        assert torch.equal(ends[0], ends[1])
+        assert torch.equal(ends[0], ends[2])
+    with pytest.raises(ValueError, match="num_inference_steps = 5: the calibration is for 4 or 6"):
+        stein.set_timesteps(5)
+
+
+def test_what_a_set_must_be():
+    host = HOSTS["dpm"]
+    one, other = calibration_for(host.stein(), host.solver), calibration_for(host.stein(), DPMSolverMultistep(3))
+    with pytest.raises(ValueError, match="calibrations must hold at least one"):
+        ours.CalibrationSet(())
+    with pytest.raises(ValueError, match="must share solver and shape: solver: measured with"):
+        ours.CalibrationSet((one, other))
+    guided = [replace(one, conditions={"guidance": scale}) for scale in (2.0, 5.0)]
+    both = ours.CalibrationSet(tuple(guided))
+    assert both.choose(nfe=5, guidance=5.0) == guided[1]
+    with pytest.raises(ValueError, match="guidance must be one of 2, 5, got 3"):
+        both.choose(guidance=3.0)
+    with pytest.raises(ValueError, match=r"several fit \(nfe 5 at guidance 2, nfe 5 at guidance 5\)"):
+        both.choose(nfe=5)
+    with pytest.raises(ValueError, match="nfe must be one of 5, got 8"):
+        both.choose(nfe=8)
+    damaged = both.to_dict()
+    damaged["calibrations"] = damaged["calibrations"][:1]
+    with pytest.raises(ValueError, match="sha256 does not match"):
+        ours.CalibrationSet.from_dict(damaged)
+    assert ours.CalibrationSet.from_dict(one.to_dict()).calibrations[0].to_dict() == one.to_dict()
+
+
+# --- runs that begin inside, as img2img ----------------------------------------------------------------------------
+
+
+def with_random_restarts(calibration: Calibration) -> Calibration:
+    """Weights of its own for every later start, with no more differences than such a run has images for."""
+
+    def restarted(i: int, weights: StepWeights) -> StepWeights:
+        starts = [replace(weights, tau=weights.tau[: i - j], gamma=0.7 + 0.02 * j) for j in range(1, i + 1)]
+        return replace(weights, restarted=tuple(starts))
+
+    return replace(calibration, steps=tuple(restarted(i, weights) for i, weights in enumerate(calibration.steps)))
+
+
+@four
+@pytest.mark.parametrize("first", [1, 3, 4])
+def test_restarts_equal_our_loop(host: Host, first: int):
+    """The steps of a run that begins inside have weights of their own."""
+    calibration = with_random_restarts(calibration_for(host.stein(), host.solver, told=TOLD))
+    calibration = Calibration.from_dict(calibration.to_dict())
+    stein = host.stein(stein_calibration=calibration)
+    stein.set_timesteps(5)
+    stein.set_begin_index(first * stein.order)
+    times = stein.timesteps[first * stein.order :]
+    x = stein.add_noise(0.3 * start(seed=3), start(), times[:1].repeat(2))
+    end = loop(stein, x, times=times)[-1]
+    levels = calibration.levels
+    tail = Levels(levels[first:], levels.schedule)
+    rest = replace(
+        calibration, levels=tail, steps=tuple(step.restarted[first - 1] for step in calibration.steps[first:])
+    )
+    unit = levels[first].alpha if host.name.startswith("Heun") else 1.0
+    mine = sample(ours.family_of(stein).denoiser(network), x * unit, tail, host.solver, rest.replay())
+    assert_close(end, mine.x)
+
+
+# --- what is shown -------------------------------------------------------------------------------------------------
+
+
+@four
+def test_the_description_is_short(host: Host):
+    betas = {} if host.edm else {"trained_betas": [0.001 * (i + 1) for i in range(100)], "num_train_timesteps": 100}
+    stein = host.stein(**betas, stein_calibration=calibration_for(host.stein(**betas), host.solver))
+    assert len(repr(stein).splitlines()) < 60
+    assert f"for 5 steps of {type(host.solver).__name__}" in repr(stein)
+    assert len(str(host.stein()).splitlines()) < 60
+
+
+def test_pushed_to_the_hub_and_back(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """What would be uploaded is what `from_pretrained` reads."""
+    from diffusers.utils import hub_utils
+
+    sent: dict[str, bytes] = {}
+
+    def upload(self: Any, working_dir: Any, repo_id: str, **_: Any) -> None:
+        sent.update({file.name: file.read_bytes() for file in Path(working_dir).iterdir()})
+
+    monkeypatch.setattr(hub_utils, "create_repo", lambda repo_id, **_: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(hub_utils.PushToHubMixin, "_upload_folder", upload)
+    host = HOSTS["dpm"]
+    stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))
+    stein.push_to_hub("somebody/scheduler", token="none")
+    (tmp_path / "scheduler_config.json").write_bytes(sent["scheduler_config.json"])
+    ends = []
+    for scheduler in (stein, host.stein.from_pretrained(tmp_path)):
+        scheduler.set_timesteps(5)
+        ends.append(loop(scheduler, start())[-1])
+    assert torch.equal(*ends)

@@ -28,12 +28,14 @@ class StepWeights:
         tau: τ, for each difference ∇D_1, ∇D_2, … of the latest denoised images K weights.
         error: standard errors of the energy correction contained in `rho`, K of them or none.
         gamma: γ of the paper's relaxation; 1 leaves the step alone.
+        restarted: the weights of this step in runs that begin at level 1, 2, …, as img2img does; see `with_restarts`.
     """
 
     rho: tuple[float, ...] = ()
     tau: tuple[tuple[float, ...], ...] = ()
     error: tuple[float, ...] = ()
     gamma: float = 1.0
+    restarted: tuple[StepWeights, ...] = ()
 
     def check(self, name: str, bands: int) -> None:
         """Refuse weights that do not fit a basis of `bands` bands."""
@@ -48,6 +50,10 @@ class StepWeights:
             raise ValueError(f"{name}.tau needs a rho beside it")
         if not math.isfinite(self.gamma):
             raise ValueError(f"{name}.gamma must be finite, got {self.gamma}")
+        for k, weights in enumerate(self.restarted):
+            weights.check(f"{name}.restarted[{k}]", bands)
+            if weights.restarted:
+                raise ValueError(f"{name}.restarted[{k}] must have no restarted weights of its own")
 
 
 @dataclass(frozen=True)
@@ -77,19 +83,27 @@ class Replay(Correction):
             raise ValueError(f"steps must hold {self.levels.steps} entries, one a step, got {len(self.steps)}")
         for i, weights in enumerate(self.steps):
             weights.check(f"steps[{i}]", self.basis.bands)
+            if len(weights.restarted) > i:
+                raise ValueError(f"steps[{i}].restarted must hold at most {i} entries, got {len(weights.restarted)}")
 
     @property
     def memory(self) -> int:
         return 1 + max(len(weights.tau) for weights in self.steps)
 
+    def weights(self, i: int, start: int = 0) -> StepWeights:
+        """The weights of step i in a run that began at level `start`."""
+        restarted = self.steps[i].restarted
+        return restarted[start - 1] if 1 <= start <= len(restarted) else self.steps[i]
+
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         self._check(x, levels)
+        weights = self.steps[i]
         if step.tableau != self.solver.tableau(levels, i):
             raise ValueError(f"solver must be the one the steps were fitted with, {self.solver!r}")
         stages, row = step.tableau
-        if not self._acts(i, len(stages) + len(step.history)):
+        if not acts(weights, len(stages) + len(step.history)):
             candidate, evaluations = step(x)
-            return Transition(self._relaxed(i, x, candidate), evaluations)
+            return Transition(relaxed(weights, x, candidate), evaluations)
         # The row of T is part of the sum below; HERE keeps the step from forming it as well.
         _, evaluations = replace(step, tableau=step.tableau._replace(output=HERE))(x)
         past = [*row.past, *[(0.0, 0.0)] * (len(step.history) - len(row.past))]
@@ -97,11 +111,19 @@ class Replay(Correction):
         r, _ = linear(levels[i], levels[i + 1])
         states = [(x, 0.0 if math.isclose(row.x, r, rel_tol=1e-9) else row.x - r)]
         states += [(e.x, u) for e, (u, _) in zip(step.history, past, strict=True)]
-        weights = [*reversed(now), *(v for _, v in past)]
-        denoised = list(zip(latest(evaluations, step.history), weights, strict=True))
-        return Transition(self._aligned(i, x, r, denoised, states), evaluations)
+        parts = [*reversed(now), *(v for _, v in past)]
+        denoised = list(zip(latest(evaluations, step.history), parts, strict=True))
+        return Transition(self._aligned(weights, i, x, denoised, states), evaluations)
 
-    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor] = ()) -> Tensor:
+    def apply(
+        self,
+        i: int,
+        x: Tensor,
+        candidate: Tensor,
+        levels: Levels,
+        denoised: Sequence[Tensor] = (),
+        start: int = 0,
+    ) -> Tensor:
         """The next state from a state, the solver's candidate for it and the latest denoised images, all `(B, *)`.
 
         For hosts that run the solver themselves and vouch that it is this one.
@@ -112,16 +134,18 @@ class Replay(Correction):
             candidate: the solver's T(x).
             levels: of the run.
             denoised: newest first. Where there are fewer than the step was fitted with (a run that begins in the
-                middle, as in img2img), ρ and τ do not belong together, and the candidate stands.
+                middle, without weights of its own), ρ and τ do not belong together, and the candidate stands.
+            start: the level the run began at: 0, or a later one, as in img2img.
 
         Raises:
             ValueError: if `levels` or the shape of `x` are not the calibration's.
         """
         self._check(x, levels)
-        if not self._acts(i, len(denoised)):
-            return self._relaxed(i, x, candidate)
+        weights = self.weights(i, start)
+        if not acts(weights, len(denoised)):
+            return relaxed(weights, x, candidate)
         r, _ = linear(levels[i], levels[i + 1])
-        return self._aligned(i, x, r, [(d, 0.0) for d in denoised], [(candidate, 1.0), (x, -r)])
+        return self._aligned(weights, i, x, [(d, 0.0) for d in denoised], [(candidate, 1.0), (x, -r)])
 
     def _check(self, x: Tensor, levels: Levels) -> None:
         if levels is not self.levels and levels.levels != self.levels.levels:
@@ -129,36 +153,29 @@ class Replay(Correction):
         if tuple(x.shape[1:]) != self.basis.shape:
             raise ValueError(f"x must hold samples of shape {self.basis.shape}, got {tuple(x.shape[1:])}")
 
-    def _acts(self, i: int, denoised: int) -> bool:
-        """Whether step i is corrected, with that many denoised images at hand."""
-        weights = self.steps[i]
-        return bool(weights.rho) and denoised > (len(weights.tau) if weights.tau else -1)
-
-    def _relaxed(self, i: int, x: Tensor, candidate: Tensor) -> Tensor:
-        gamma = self.steps[i].gamma
-        return candidate if gamma == 1.0 else x.lerp(candidate, gamma)
-
-    def _aligned(self, i: int, x: Tensor, r: float, denoised: Sequence[Weighted], states: Sequence[Weighted]) -> Tensor:
+    def _aligned(
+        self, step: StepWeights, i: int, x: Tensor, denoised: Sequence[Weighted], states: Sequence[Weighted]
+    ) -> Tensor:
         """The next state r x + ρ (T − r x) + b Σ_k τ_k ∇D_k, relaxed by γ; `denoised` newest first."""
-        tau = self.steps[i].tau
-        differenced = len(tau) + 1 if tau else 0
+        differenced = len(step.tau) + 1 if step.tau else 0
         used = [*denoised[:differenced], *(p for p in (*denoised[differenced:], *states) if p[1] != 0.0)]
         tensors, weights = zip(*used, strict=True)
-        key = (i, weights, differenced, x.device, x.dtype)
+        key = (i, id(step), weights, x.device, x.dtype)
         with torch.inference_mode(False):  # a factor made in a host's inference mode could never meet a gradient
             if key not in self._factors:
-                self._factors[key] = self._bands(i, weights, differenced).to(x.device, x.dtype)
+                self._factors[key] = self._bands(step, i, weights).to(x.device, x.dtype)
         with torch.autocast(x.device.type, enabled=False):  # the host's is meant for its network, not for the state
             coefficients = self.basis.forward(torch.cat(tensors)).unflatten(0, (len(tensors), len(x)))
             moved = self.basis.inverse((coefficients * self._factors[key]).sum(0))
-        return self._relaxed(i, x, moved.add_(x, alpha=r))
+        r, _ = linear(self.levels[i], self.levels[i + 1])
+        return relaxed(step, x, moved.add_(x, alpha=r))
 
-    def _bands(self, i: int, weights: Sequence[float], differenced: int) -> Tensor:
+    def _bands(self, step: StepWeights, i: int, weights: Sequence[float]) -> Tensor:
         """What every coefficient of every tensor is multiplied with, `(tensors, 1, *)`: ρ w, and b τ for ∇D's two."""
         _, b = linear(self.levels[i], self.levels[i + 1])
-        rho = torch.tensor(self.steps[i].rho, dtype=torch.float64)
+        rho = torch.tensor(step.rho, dtype=torch.float64)
         rows = [w * rho for w in weights]
-        for k, tau in enumerate(self.steps[i].tau):
+        for k, tau in enumerate(step.tau):
             change = b * torch.tensor(tau, dtype=torch.float64)
             rows[k] = rows[k] + change
             rows[k + 1] = rows[k + 1] - change
@@ -166,3 +183,13 @@ class Replay(Correction):
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_factors": {}}
+
+
+def acts(weights: StepWeights, denoised: int) -> bool:
+    """Whether a step is corrected, with that many denoised images at hand."""
+    return bool(weights.rho) and denoised > (len(weights.tau) if weights.tau else -1)
+
+
+def relaxed(weights: StepWeights, x: Tensor, candidate: Tensor) -> Tensor:
+    """(1 − γ) x + γ T; the candidate itself where γ = 1."""
+    return candidate if weights.gamma == 1.0 else x.lerp(candidate, weights.gamma)

@@ -20,8 +20,12 @@ class Explicit(Grid):
     points: tuple[float, ...]
     to_zero: bool = True
 
+    @property
+    def steps(self) -> int:
+        """How many steps it makes."""
+        return len(self.points) - (not self.to_zero)
+
     def times(self, schedule: Schedule, num: int) -> tuple[float, ...]:
         if num != len(self.points):
-            steps = len(self.points) - (not self.to_zero)
-            raise ValueError(f"steps: an explicit grid of {len(self.points)} times makes {steps} steps only")
+            raise ValueError(f"steps: an explicit grid of {len(self.points)} times makes {self.steps} steps only")
         return self.points

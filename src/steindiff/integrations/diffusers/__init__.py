@@ -6,10 +6,11 @@ does not own among the modules already imported, and looks for their base classe
 
 from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
 
+from steindiff.calibration_set import CalibrationSet
 from steindiff.integrations.diffusers.export import ClassConditionalPipeline, ZooUNet2DModel, export
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.networks import denoiser
-from steindiff.integrations.diffusers.pipelines import Stabilized, calibrate, scheduler_for, stabilize
+from steindiff.integrations.diffusers.pipelines import HOST_RECIPE, Stabilized, calibrate, scheduler_for, stabilize
 from steindiff.integrations.diffusers.schedulers import (
     SteinDPMSolverMultistepScheduler,
     SteinEDMDPMSolverMultistepScheduler,
@@ -18,6 +19,8 @@ from steindiff.integrations.diffusers.schedulers import (
 )
 
 __all__ = [
+    "HOST_RECIPE",
+    "CalibrationSet",
     "ClassConditionalPipeline",
     "DiffusionPipeline",
     "ModelMixin",

@@ -5,24 +5,35 @@ r"""Calibrating a pipeline, and sampling with it afterwards.
         images = pipe(prompts, num_inference_steps=8).images
 
 A calibration is for one network, solver, number of steps, resolution and guidance. What can be compared is compared:
-the network when the calibration is installed, the steps when a run is set up, the resolution at every step, and the
-guidance at every step of a run, where the network's outputs are combined as the calibration knows it and must
-give what the pipeline hands to the scheduler.
+the network when the calibration is installed, the steps when a run is set up, resolution and guidance at every step:
+the network's outputs are combined as the calibration knows it and must give what the pipeline hands to the scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import functools
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from diffusers.utils import logging
 from torch import Tensor, nn
 
-from steindiff.calibrating import Recipe
+from steindiff._progress import bar
+from steindiff._serialization import decode
+from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration
-from steindiff.integrations.diffusers.capture import capture, deviation, network_of, parts_of
+from steindiff.calibration_set import CalibrationSet
+from steindiff.grids.explicit import Explicit
+from steindiff.grids.logsnr import LogSNR
+from steindiff.integrations.diffusers.capture import capture, chunks, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
 from steindiff.integrations.diffusers.networks import Guidance, answer
 from steindiff.integrations.diffusers.schedulers import (
@@ -31,10 +42,24 @@ from steindiff.integrations.diffusers.schedulers import (
     SteinEDMDPMSolverMultistepScheduler,
     SteinHeunDiscreteScheduler,
     SteinUniPCMultistepScheduler,
+    flow_settings,
 )
 from steindiff.integrations.identity import check_identity, identify
+from steindiff.levels import Level
+from steindiff.loop import StepInfo
 from steindiff.model import Model
+from steindiff.reference import ReferenceRun, reference_run
+from steindiff.sampler import levels_for
+from steindiff.search import Search
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
+
+logger = logging.get_logger(__name__)
+
+HOST_RECIPE = Recipe(seeds=range(10**6, 10**6 + 32), search=Search(iterations=2))
+"""What `calibrate` does unless it is told: fewer seeds and a shorter search than `Recipe()`, for large networks."""
+
+SAID = 2**30
+"""A fine trajectory of more bytes is announced."""
 
 
 def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
@@ -67,7 +92,7 @@ def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
     raise ValueError(f"solver = {solver!r}: with this scheduler's family allowed are {allowed}")
 
 
-def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | None = None) -> Any:
+def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | CalibrationSet | None = None) -> Any:
     """The corrected scheduler that runs `solver` on the process of `scheduler`.
 
     Args:
@@ -84,7 +109,8 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Non
             f"scheduler = {type(scheduler).__name__}: no corrected scheduler tells networks (2/π) arctan σ; "
             "use stein.denoiser and the library's own sampler"
         )
-    to_zero = calibration is None or calibration.levels[-1].sigma == 0.0
+    used = () if calibration is None else all_of(calibration)
+    to_zero = all(one.levels[-1].sigma == 0.0 for one in used)
     host, settings = host_of(solver, edm=isinstance(family, EDMFamily))
     if isinstance(solver, Heun):
         if isinstance(family, FlowMatching) or not to_zero:
@@ -92,12 +118,7 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Non
     else:
         settings["final_sigmas_type"] = "zero" if to_zero else "sigma_min"
     if isinstance(family, FlowMatching):
-        settings |= {
-            "use_flow_sigmas": True,
-            "prediction_type": "flow_prediction",
-            "time_shift_type": "exponential",  # all that stock schedulers take; it moves the grid only
-            "flow_shift": float(scheduler.config.get("flow_shift", scheduler.config.get("shift", 1.0))),
-        }
+        settings |= flow_settings(scheduler.config)
     settings |= {"stein_calibration": calibration, "stein_analytical": False}
     return converted(scheduler, host, **settings)
 
@@ -120,37 +141,112 @@ def default_solver(scheduler: Any) -> Solver:
     return DPMSolverMultistep(2)
 
 
+def all_of(calibration: Calibration | CalibrationSet) -> tuple[Calibration, ...]:
+    """One calibration, or those of a set."""
+    return calibration.calibrations if isinstance(calibration, CalibrationSet) else (calibration,)
+
+
+class Enough(Exception):
+    """A pipeline has said all it was asked for."""
+
+
+def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Level, ...]:
+    """Where the pipeline itself would step, with its own scheduler, sigmas and shift; none where that is not known.
+
+    It is run up to its first step, on one prompt.
+    """
+
+    def stop(*args: Any, **kwargs: Any) -> None:
+        raise Enough
+
+    before, scheduler = pipe.scheduler, copy.deepcopy(pipe.scheduler)
+    scheduler.step, pipe.scheduler = stop, scheduler
+    try:
+        pipe(**{**chunks(call, 1)[0], "num_inference_steps": steps, "output_type": "latent"})
+    except Enough:
+        family = family_of(scheduler)
+        if hasattr(scheduler, "sigmas"):
+            return family.levels(scheduler)[:-1]
+        return tuple(map(family.schedule.level, sorted(set(scheduler.timesteps.tolist()), reverse=True)))
+    except Exception:  # this pipeline cannot run with so few steps: there is nothing to beat
+        pass
+    finally:
+        pipe.scheduler = before
+    return ()
+
+
+def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, ...]:
+    """The pipeline's own levels, as a rival its calibration must beat; none where they are not known."""
+    schedule = family_of(pipe.scheduler).schedule
+    try:
+        levels = own_levels(pipe, steps, call)
+        # Flow pipelines begin at pure noise, where α = 0: the schedule begins a thousandth later.
+        grid = Explicit(tuple(min(schedule.time(max(level.lam, -700.0)), schedule.t_max) for level in levels))
+        grid(schedule, steps)
+    except ValueError:  # of another number, or not strictly falling
+        return ()
+    return (grid,)
+
+
+Told = Callable[[Progress], bool | None]
+"""Who is told the progress; False stops."""
+
+
+@contextmanager
+def shown(progress: bool | Told, total: float) -> Iterator[Callable[[float], Told]]:
+    """A bar with the time left, or whoever was given; yields a function from the work of a stage to its listener.
+
+    Args:
+        progress: whether to draw, or whom to tell.
+        total: all the work.
+    """
+    with bar("calibrating", total, shown=progress is True) as advance:
+        begun = done = 0.0
+
+        def stage(work: float) -> Told:
+            nonlocal begun
+            begun, base = begun + work, begun
+
+            def told(now: Progress) -> bool | None:
+                nonlocal done
+                reached = max(base + work * now.done / max(now.total, 1), done)
+                advance(reached - done)
+                done = reached
+                return None if isinstance(progress, bool) else progress(now)
+
+            return told
+
+        yield stage
+        advance(total - done)
+
+
 def calibrate(
     pipe: Any,
     prompts: Sequence[str] | None = None,
     *,
-    nfe: int,
+    nfe: int | Sequence[int],
     solver: Solver | None = None,
-    recipe: Recipe = Recipe(),  # noqa: B008
-    seeds: Sequence[int] = range(32),
+    recipe: Recipe = HOST_RECIPE,
     batch: int = 4,
-    callback: Callable[..., bool | None] | None = None,
+    progress: bool | Told = True,
     **call: Any,
-) -> Calibration:
-    r"""Calibrate a pipeline for `nfe` network evaluations.
+) -> Any:
+    r"""Calibrate a pipeline for `nfe` network evaluations, with forward passes only.
 
-    One step of the pipeline is recorded and its denoiser rebuilt from it, guidance included; then the library's own
-    `calibrate` runs on that denoiser. The pipeline itself is left as it was.
-
-    Runs are aligned with the model's own many-step samples, which is right under guidance too: a guided D is no
-    conditional mean, and Stein's identity does not hold for it. The Stein grid needs derivatives of the network; give
-    the recipe a `grid` where there are none.
+    A few steps of the pipeline are recorded and its denoiser rebuilt from them, guidance included; then the library's
+    own `calibrate` runs on that denoiser, in batches of the size given. The pipeline itself is left as it was. What is
+    kept ends nearer to the pipeline's own many-step samples than the plain solver does on the pipeline's own levels.
 
     Args:
         pipe: a pipeline with a `unet` or a `transformer`.
         prompts: of the calibration samples, dealt out by seed; None for pipelines without prompts, or if `call` has
-            embeddings or labels.
-        nfe: evaluations of a run (for Heun two a step, the last one once).
+            embeddings or labels. The spread of samples is kept within each of them.
+        nfe: evaluations of a run (for Heun two a step, the last one once); several: a `CalibrationSet` is returned.
         solver: default: the pipeline's own if there is a corrected scheduler for it, else DPM-Solver++(2M).
-        recipe: how to calibrate.
-        seeds: of the calibration samples.
-        batch: at most so many samples in one network call.
-        callback: as in `steindiff.loop`.
+        recipe: how to calibrate, seeds included.
+        batch: samples in one network call, at most.
+        progress: show a bar with the time left; or a function that is told the `Progress` and may return False to
+            stop. Stopping, or Ctrl-C, keeps the best so far.
         call: arguments of the pipeline's call: `guidance_scale`, `height`, `prompt_embeds`, `class_labels`, …
 
     Raises:
@@ -158,19 +254,76 @@ def calibrate(
     """
     if prompts is not None:
         call["prompt"] = list(prompts)
+    budgets = [nfe] if isinstance(nfe, int) else sorted(set(nfe))
     solver = solver or default_solver(pipe.scheduler)
-    captured = capture(pipe, scheduler_for(pipe.scheduler, solver), batch=batch, **call)
-    model = Model(captured.denoiser, captured.family.schedule, captured.shape, device=captured.device)
-    flow = isinstance(captured.family, FlowMatching)  # pipelines of flow models begin at pure noise
-    search = recipe.search and replace(recipe.search, start=recipe.search.start and not flow)
-    recipe = replace(recipe, seeds=seeds, to_zero=True, search=search)  # the host's runs end at σ = 0
-    made = calibrate_solver(model, nfe, solver, recipe=recipe, batch=batch, callback=callback)
+    scheduler = scheduler_for(pipe.scheduler, solver)
+    captured = capture(pipe, scheduler, batch=batch, **call)
+    conditions = sum(part.calls[0].batch for part in captured.parts)
+    model = Model(
+        captured.denoiser,
+        captured.family.schedule,
+        captured.shape,
+        device=captured.device,
+        name=type(pipe).__name__,
+        condition=lambda seed: seed % conditions,
+    )
+    # Only some hosts can begin below the first level: pipelines begin with unit noise.
+    late = hasattr(type(scheduler).stock, "init_noise_sigma")
+    search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
+    recipe = replace(recipe, to_zero=True, search=search)  # the host's runs end at σ = 0
+    announce(model, recipe, budgets, batch)
+    made = []
+    with shown(progress, recipe.steps + sum(work(recipe, n) + n * n / 2 for n in budgets)) as stage:
+        reference = traced(model, recipe, batch, stage(recipe.steps))
+        for n in budgets:
+            rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps_of(solver, model, n), call))
+            planned, told = replace(recipe, rivals=rivals), stage(work(recipe, n))
+            found = calibrate_solver(model, n, solver, recipe=planned, reference=reference, batch=batch, callback=told)
+            if found.provenance["stopped"]:
+                made.append(found)
+                break
+            made.append(with_restarts(found, reference, recipe.fit, stage(n * n / 2)))
     facts = {
         "pipeline": type(pipe).__name__,
         "network": identify(network_of(pipe)),
         "guidance": captured.network.guidance.describe(),
     }
-    return replace(made, conditions=facts)
+    made = [replace(one, conditions=facts) for one in made]
+    return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
+
+
+def traced(model: Model, recipe: Recipe, batch: int, told: Told) -> ReferenceRun:
+    """The fine trajectory of a recipe's seeds."""
+
+    def step(info: StepInfo) -> bool | None:
+        return told(Progress("reference", info.i + 1, info.steps))
+
+    return reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
+
+
+def steps_of(solver: Solver, model: Model, nfe: int) -> int:
+    """How many steps a run of `nfe` evaluations has."""
+    return levels_for(solver, LogSNR(to_zero=True), model.schedule.finite_start(), nfe).steps
+
+
+def work(recipe: Recipe, nfe: int) -> int:
+    """About how many evaluations of a seed a search takes."""
+    searched = 0 if recipe.search is None else recipe.search.iterations * nfe * (nfe + 1) + 6 * nfe
+    return searched + nfe * (2 + len(recipe.rivals))
+
+
+def announce(model: Model, recipe: Recipe, budgets: Sequence[int], batch: int) -> None:
+    """Say what a calibration costs before it is paid."""
+    seeds = len(recipe.seeds)
+    evaluations = seeds * (recipe.steps + sum(work(recipe, nfe) for nfe in budgets))
+    logger.info("calibrating takes about %d evaluations of a sample, %d at a time", evaluations, batch)
+    held = 2 * recipe.steps * seeds * math.prod(model.shape) * 4
+    if held > SAID:
+        logger.warning(
+            "the fine trajectory of %d samples takes %.1f GB of main memory in float32; fewer seeds take less",
+            seeds,
+            held / 1e9,
+        )
 
 
 def observed(known: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> str:
@@ -182,29 +335,49 @@ def observed(known: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> 
     return f"is closest to weight = {weight:.3g}"
 
 
+GUARDS: weakref.WeakSet[GuidanceGuard] = weakref.WeakSet()
+"""All that watch. The network's outputs belong to whoever takes the next step."""
+
+
 class GuidanceGuard:
     """Looks at every step of a run: are the network's outputs combined as the calibration knows it?
 
+    Every copy of a scheduler has one of its own, and minds the calls of the thread its run began in.
+
     Args:
+        pipe: the pipeline, asked for its guidance scale.
         module: the network.
-        guidance: what the calibration was measured with.
     """
 
-    def __init__(self, module: nn.Module, guidance: Guidance) -> None:
-        self.guidance = guidance
-        self._outputs: list[Tensor] | None = None
+    def __init__(self, pipe: Any, module: nn.Module) -> None:
+        self.module = module
+        self.guidance: Guidance | None = None
+        self._pipe = weakref.ref(pipe)
+        self._thread = 0
+        self._outputs: list[Tensor] = []
         self._embedded: float | None = None
-        self._hook = module.register_forward_hook(self._called, with_kwargs=True)
+        hook = module.register_forward_hook(functools.partial(called, weakref.ref(self)), with_kwargs=True)
+        self.remove = weakref.finalize(self, hook.remove)
+        GUARDS.add(self)
 
-    def _called(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if self._outputs is not None:
-            self._outputs.append(answer(output))
-            embedded = kwargs.get("guidance")
-            self._embedded = None if embedded is None else float(embedded.flatten()[0])
+    @property
+    def scale(self) -> float | None:
+        """The guidance scale the pipeline was called with, as far as it keeps one."""
+        value = getattr(self._pipe(), "_guidance_scale", None)
+        return max(float(value), 1.0) if isinstance(value, int | float) else None
 
-    def arm(self) -> None:
+    def arm(self, calibration: Calibration) -> None:
         """A run begins: keep what the network answers until the next step."""
-        self._outputs = []
+        self.guidance = guidance_known(calibration)
+        self._thread, self._outputs = threading.get_ident(), []
+
+    def answered(self, module: nn.Module, kwargs: Mapping[str, Any], output: Any) -> None:
+        """The network has answered."""
+        if self.guidance is None or module is not self.module or self._thread != threading.get_ident():
+            return
+        self._outputs.append(answer(output))
+        embedded = kwargs.get("guidance")
+        self._embedded = None if embedded is None else float(embedded.flatten()[0])
 
     def check(self, model_output: Tensor) -> None:
         """Compare, and let go of the outputs.
@@ -212,9 +385,12 @@ class GuidanceGuard:
         Raises:
             ValueError: if the network did not run, or the guidance is another one.
         """
-        if self._outputs is None:
+        if self.guidance is None:
             return
-        outputs, self._outputs = self._outputs, []
+        outputs = self._outputs
+        for guard in GUARDS:
+            if guard.module is self.module and guard._thread == self._thread:
+                guard._outputs = []
         if not outputs:
             raise ValueError("network: not the one the calibration was installed for; call stabilize again")
         known = self.guidance
@@ -230,17 +406,40 @@ class GuidanceGuard:
             raise ValueError(f"guidance: measured with {known}, this run {observed(known, parts, model_output)}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuidanceGuard:
-        return self
+        twin = GuidanceGuard(self._pipe(), memo.get(id(self.module), self.module))
+        twin.guidance, twin._thread, twin._embedded = self.guidance, self._thread, self._embedded
+        twin._outputs = list(self._outputs)
+        return twin
 
-    def remove(self) -> None:
-        """Stop watching."""
-        self._hook.remove()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # another process has another network: call stabilize there
+
+
+def called(
+    guard: weakref.ref[GuidanceGuard], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """A forward hook that keeps no guard alive."""
+    watching = guard()
+    if watching is not None:
+        watching.answered(module, kwargs, output)
+
+
+def guidance_known(calibration: Calibration) -> Guidance:
+    """The guidance a calibration was measured with.
+
+    Raises:
+        ValueError: if what it records is not one.
+    """
+    known: Guidance = decode("guidance", calibration.conditions.get("guidance"), Guidance)
+    if known.copies not in (1, 2) or known.conditional not in range(known.copies):
+        raise ValueError(f"guidance must combine 1 or 2 conditions, got {known}")
+    return known
 
 
 class Stabilized:
     """An installed calibration. `undo`, or leaving the `with` block, gives the pipeline its scheduler back."""
 
-    def __init__(self, pipe: Any, scheduler: Corrected, guard: GuidanceGuard) -> None:
+    def __init__(self, pipe: Any, scheduler: Corrected, guard: GuidanceGuard | None) -> None:
         self.pipe = pipe
         self.scheduler = scheduler
         self._guard = guard
@@ -250,7 +449,8 @@ class Stabilized:
 
     def undo(self) -> None:
         """Restore the pipeline's own scheduler, unless somebody has set another one since."""
-        self._guard.remove()
+        if self._guard is not None:
+            self._guard.remove()
         self.scheduler._stein_guard = None
         if self.pipe.scheduler is self.scheduler:
             self.pipe.scheduler = self._before
@@ -262,12 +462,15 @@ class Stabilized:
         self.undo()
 
 
-def stabilize(pipe: Any, calibration: Calibration | None = None) -> Stabilized:
+def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None, *, check: bool = True) -> Stabilized:
     """Install a calibration in a pipeline, in place.
 
     Args:
         pipe: the pipeline it was measured on, or another one with the same network.
-        calibration: made by `calibrate`; None: the one the pipeline's scheduler was saved with.
+        calibration: made by `calibrate`; of a set, `num_inference_steps` and the guidance scale of a run choose; None:
+            the one the pipeline's scheduler was saved with.
+        check: recognise the network now and its guidance at every step. False skips both: for a LoRA, a quantised or a
+            fine-tuned network, or another guidance, at your own risk.
 
     Returns:
         A handle whose `undo` restores the pipeline; also a context manager.
@@ -283,17 +486,36 @@ def stabilize(pipe: Any, calibration: Calibration | None = None) -> Stabilized:
             raise ValueError(
                 "calibration = None: the pipeline's scheduler carries none either; make one with calibrate"
             )
-        calibration = Calibration.from_dict(carried)
+        calibration = CalibrationSet.from_dict(carried)
+    guard = None
+    if check:
+        module = network_of(pipe)
+        for one in all_of(calibration):
+            check_network(one, module)
+        guard = GuidanceGuard(pipe, module)
+    return Stabilized(pipe, scheduler_for(pipe.scheduler, all_of(calibration)[0].solver, calibration), guard)
+
+
+def check_network(calibration: Calibration, module: nn.Module) -> None:
+    """Refuse a network the calibration was not measured on, or a calibration that does not say on which it was.
+
+    Raises:
+        ValueError: naming what differs, and what to do.
+    """
     missing = [name for name in ("network", "guidance") if not isinstance(calibration.conditions.get(name), dict)]
     if missing:
         raise ValueError(
             f"calibration: does not record its {' and '.join(missing)}, so it cannot be checked against a pipeline; "
-            "make it with steindiff.integrations.diffusers.calibrate, or put it into a scheduler as stein_calibration"
+            "make it with steindiff.integrations.diffusers.calibrate, or use stabilize(…, check=False)"
         )
-    module = network_of(pipe)
-    check_identity(calibration.conditions["network"], module)
-    scheduler = scheduler_for(pipe.scheduler, calibration.solver, calibration)
-    return Stabilized(pipe, scheduler, GuidanceGuard(module, Guidance(**calibration.conditions["guidance"])))
+    guidance_known(calibration)
+    try:
+        check_identity(calibration.conditions["network"], module)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
+            "stabilize(…, check=False)"
+        ) from None
 
 
-__all__ = ["Stabilized", "calibrate", "scheduler_for", "stabilize"]
+__all__ = ["HOST_RECIPE", "Stabilized", "calibrate", "scheduler_for", "stabilize"]

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -38,6 +40,7 @@ from torch import Tensor
 
 from steindiff.averages import PerSample
 from steindiff.calibration import Calibration
+from steindiff.calibration_set import CalibrationSet
 from steindiff.corrections.relaxation import Normalised, Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
@@ -60,18 +63,24 @@ PUBLIC = "steindiff.integrations.diffusers"
 class Rule(Protocol):
     """What a scheduler can apply: the next state from state, candidate and the latest denoised images alone."""
 
-    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor]) -> Tensor:
-        """The state after step i; the candidate itself where there is nothing to correct."""
+    def apply(
+        self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor], start: int
+    ) -> Tensor:
+        """The state after step i of a run begun at level `start`; the candidate where there is nothing to correct."""
 
 
 class Guard(Protocol):
     """What watches whether a run is one the calibration was measured for."""
 
-    def arm(self) -> None:
-        """A run begins."""
+    def arm(self, calibration: Calibration) -> None:
+        """A run begins, with this calibration."""
 
     def check(self, model_output: Tensor) -> None:
         """A step begins; raise if the run is another one."""
+
+    @property
+    def scale(self) -> float | None:
+        """The guidance scale of the run that begins, where the pipeline says."""
 
 
 class NoDenoiser(Denoiser):
@@ -104,7 +113,9 @@ class Analytical:
     def __init__(self) -> None:
         self.relaxation = Relaxation(probe=Analytic(), average=PerSample(), coordinates=Normalised())
 
-    def apply(self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor]) -> Tensor:
+    def apply(
+        self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor], start: int
+    ) -> Tensor:
         """Relax the candidate: (1 − γ) x + γ T."""
         # All hosts here work on the denoised image: the weight of x in T is σ_t/σ_s.
         slope = levels[i + 1].sigma / levels[i].sigma
@@ -119,12 +130,14 @@ class Corrected:
     solver: ClassVar[Callable[[Mapping[str, Any]], Solver]]
     _stein_rule: Rule | None = None
     _stein_levels: Levels | None = None
+    _stein_set: CalibrationSet | None = None
     _stein_calibration: Calibration | None = None
     _stein_guard: Guard | None = None
     _stein_denoised: tuple[Tensor, ...] = ()
-    _stein_warned: bool = False
+    _stein_start: int = 0
+    _stein_said: frozenset[str] = frozenset()
     _stein_stock_noise: Any = None
-    _stein_takes_sigmas: ClassVar[bool] = False
+    _stein_takes: ClassVar[frozenset[str]] = frozenset()
 
     # What the stock class provides.
     config: Any
@@ -133,7 +146,34 @@ class Corrected:
     timesteps: Tensor
     step_index: int
 
-    def _stein_setup(self, calibration: Calibration | Mapping[str, Any] | None, analytical: bool) -> None:
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """As in diffusers; the configuration of a flow-matching scheduler gives one for flow matching.
+
+        Raises:
+            ValueError: if the stock class knows no flow matching.
+        """
+        if isinstance(config, Mapping) and "shift" in config and "beta_schedule" not in config:
+            if "use_flow_sigmas" not in inspect.signature(cls.stock.__init__).parameters:
+                raise ValueError(
+                    f"config must not be of a FlowMatch scheduler: {cls.stock.__name__} knows no flow matching"
+                )
+            kwargs = {**flow_settings(config), **kwargs}
+        return super().from_config(config, return_unused_kwargs, **kwargs)  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        """Class and settings; long ones are named, not listed."""
+
+        def short(name: str, value: Any) -> Any:
+            if name == "stein_calibration" and self._stein_set is not None:
+                budgets = ", ".join(str(c.levels.steps) for c in self._stein_set.calibrations)
+                return f"for {budgets} steps of {self._stein_set.solver!r}"
+            return f"{len(value)} entries" if isinstance(value, list | tuple | Mapping) and len(value) > 8 else value
+
+        shown = {name: short(name, value) for name, value in self.config.items() if not name.startswith("_")}
+        return f"{type(self).__name__} {json.dumps(shown, indent=2, default=str)}"
+
+    def _stein_setup(self, calibration: Any, analytical: bool) -> None:
         """Take the settings; the configuration keeps the calibration in a form that can be written as JSON."""
         if calibration is not None and analytical:
             raise ValueError("stein_analytical = True: not together with stein_calibration, choose one")
@@ -143,12 +183,24 @@ class Corrected:
         if calibration is None:
             self._stein_rule = Analytical()
             return
-        content = calibration.to_dict() if isinstance(calibration, Calibration) else calibration
+        content = calibration.to_dict() if isinstance(calibration, Calibration | CalibrationSet) else calibration
         self.register_to_config(stein_calibration=content)  # type: ignore[attr-defined]
-        calibration = Calibration.from_dict(content)  # what runs is what will be saved, its rounding included
-        check_fit(self, calibration, solver)
-        self._stein_calibration = calibration
-        self._stein_rule = calibration.replay()
+        self._stein_set = CalibrationSet.from_dict(content)  # what runs is what will be saved, its rounding included
+        for one in self._stein_set.calibrations:
+            check_fit(self, one, solver)
+        if len(self._stein_set.calibrations) == 1:
+            self._stein_use(self._stein_set.calibrations[0])
+
+    def _stein_use(self, calibration: Calibration) -> None:
+        """Run with this calibration from now on."""
+        if self._stein_calibration is not calibration:
+            self._stein_calibration, self._stein_rule = calibration, calibration.replay()
+
+    def _stein_say(self, line: str) -> None:
+        """Write a line to the log, once for a scheduler."""
+        if line not in self._stein_said:
+            self._stein_said |= {line}
+            logger.warning(line)
 
     @property
     def init_noise_sigma(self) -> Any:
@@ -173,8 +225,10 @@ class Corrected:
         """What the host's state must be multiplied with to give x."""
         return 1.0
 
-    def _stein_remember(self, denoised: Tensor) -> None:
-        """Keep what the network answered, as a denoised image: the newest first, as many as a correction may use."""
+    def _stein_remember(self, i: int, denoised: Tensor) -> None:
+        """Keep what the network answered in step i, as a denoised image: the newest first, no more than may be used."""
+        if not self._stein_denoised:
+            self._stein_start = i
         if isinstance(self._stein_rule, Replay):
             self._stein_denoised = (denoised, *self._stein_denoised)[: self._stein_rule.memory]
 
@@ -190,7 +244,7 @@ class Corrected:
         state = layout.unpack(x.to(wide)) * self._stein_unit(s)
         given = layout.unpack(candidate.to(wide)) * self._stein_unit(t)
         denoised = [layout.unpack(d.to(wide)) for d in self._stein_denoised]
-        made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised)
+        made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised, self._stein_start)
         if made is given:
             return candidate
         return layout.pack(made / self._stein_unit(t)).to(candidate.dtype)
@@ -202,41 +256,65 @@ class Corrected:
     def _stein_set_timesteps(self, plain: Callable[..., None], given: dict[str, Any]) -> None:
         """Set the run; `plain` is the stock `set_timesteps`, `given` what the caller passed, by name."""
         self._stein_denoised = ()
-        if not self.config.get("use_dynamic_shifting"):
-            given.pop("mu", None)  # Flux passes it always; stock schedulers fail on it or ignore it
-        if self._stein_guard is not None:
-            self._stein_guard.arm()
-        calibration = self._stein_calibration
-        if given.get("sigmas") is not None and (calibration is not None or not self._stein_takes_sigmas):
-            given["num_inference_steps"] = len(given["sigmas"])
-            for name in ("timesteps", "sigmas"):
-                given.pop(name, None)
-            logger.info("The sigmas of the pipeline are not used: %s has its own levels.", type(self).__name__)
-        given = {name: value for name, value in given.items() if name != "sigmas" or value is not None}
-        if calibration is None:
+        shifts = bool(self.config.get("use_dynamic_shifting")) and "mu" in self._stein_takes
+        given = {name: value for name, value in given.items() if value is not None and (name != "mu" or shifts)}
+        lists = [name for name in ("sigmas", "timesteps") if name in given]
+        flow = bool(self.config.get("use_flow_sigmas"))
+        if len(lists) == 2 and "sigmas" in self._stein_takes and self._stein_set is None:
+            del given[lists.pop()]  # two names for the same steps
+        unusable = "sigmas" in lists and "sigmas" not in self._stein_takes
+        if lists and (self._stein_set is not None or unusable or (flow and "timesteps" in lists)):
+            # Many pipelines make their own: they say how many steps there are, and no more than that is used.
+            given["num_inference_steps"] = min(len(given.pop(name)) for name in lists)
+            self._stein_say(
+                f"{type(self).__name__} steps at its own levels; the pipeline's {' and '.join(lists)} are not used."
+            )
+        elif "timesteps" in lists and "timesteps" not in self._stein_takes:
+            raise ValueError(f"timesteps must be left out: {type(self).__name__} places its own")
+        elif "sigmas" in lists:
+            given["sigmas"] = np.asarray(given["sigmas"])  # stock fails on lists
+        if self._stein_set is None:
             plain(**given)
             if self.config.get("invert_sigmas"):
                 self.timesteps = self.config["num_train_timesteps"] - self.timesteps
             if self._stein_rule is not None:
                 self._stein_levels = family_of(self).levels(self)
             return
-        steps = calibration.levels.steps
-        if given.get("timesteps") is not None:
-            raise ValueError(f"timesteps: the calibration brings its own {steps} steps, no others can be given")
-        if given.get("num_inference_steps") != steps:
-            raise ValueError(
-                f"num_inference_steps = {given.get('num_inference_steps')}: the calibration is for {steps}; "
-                "calibrate again or set stein_calibration to None"
-            )
-        if self._stein_guard is None and "guidance" in calibration.conditions and not self._stein_warned:
-            self._stein_warned = True
-            logger.warning(
+        self._stein_use(self._stein_chosen(given.get("num_inference_steps")))
+        assert self._stein_calibration is not None, "one has been chosen"
+        if self._stein_guard is not None:
+            self._stein_guard.arm(self._stein_calibration)
+        elif "guidance" in self._stein_calibration.conditions:
+            self._stein_say(
                 "The calibration's network and guidance cannot be checked by a scheduler alone; "
                 "call steindiff.integrations.diffusers.stabilize(pipe) once to have them checked."
             )
+        if shifts:
+            given.setdefault("mu", 0.0)  # a shift of the stock levels, which are not used
         plain(**given)
-        self._stein_levels = calibration.levels
-        impose(self, calibration.levels, given.get("device"))
+        self._stein_levels = self._stein_calibration.levels
+        impose(self, self._stein_levels, given.get("device"))
+
+    def _stein_chosen(self, steps: int | None) -> Calibration:
+        """The calibration of a run of that many steps."""
+        assert self._stein_set is not None, "there is a calibration"
+        known = sorted({calibration.levels.steps for calibration in self._stein_set.calibrations})
+        if steps not in known:
+            raise ValueError(
+                f"num_inference_steps = {steps}: the calibration is for {' or '.join(map(str, known))}; "
+                "calibrate again or set stein_calibration to None"
+            )
+        found = [calibration for calibration in self._stein_set.calibrations if calibration.levels.steps == steps]
+        scale = self._stein_guard.scale if self._stein_guard is not None and len(found) > 1 else None
+        return self._stein_set.choose(steps=steps, guidance=scale)
+
+
+def flow_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a scheduler of DPM-Solver or UniPC run the flow matching another one describes."""
+    shift = float(config.get("flow_shift", config.get("shift", 1.0)))
+    # Stock schedulers take no other type of shift; it moves their own grid only.
+    known = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "time_shift_type": "exponential"}
+    return {**known, "flow_shift": shift}
 
 
 def impose(scheduler: Any, levels: Levels, device: Any) -> None:
@@ -268,7 +346,10 @@ def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
     for i, level in enumerate(levels[:-1]):
         meant = family.schedule.at(level.lam)
         gap = max(abs(meant.alpha - level.alpha), abs(meant.sigma - level.sigma) / max(1.0, level.sigma))
-        if gap > 1e-3:
+        if gap < 1e-3:  # then its time must mean the same: schedulers round times, and the network may be told another
+            meant, level = family.schedule.level(level.t), family.schedule.at(level.lam - math.log(level.told))
+            gap = max(abs(meant.alpha - level.alpha), abs(meant.sigma - level.sigma) / max(1.0, level.sigma))
+        if gap > 2e-3:
             raise ValueError(
                 f"stein_calibration: at t = {level.t:.6g} (level {i}) it has alpha = {level.alpha:.4g}, "
                 f"sigma = {level.sigma:.4g}, but this {type(family).__name__} scheduler has {meant.alpha:.4g}, "
@@ -306,7 +387,7 @@ class Converting(Corrected):
     def convert_model_output(self, *args: Any, **kwargs: Any) -> Tensor:
         """The stock conversion, remembered."""
         denoised: Tensor = super().convert_model_output(*args, **kwargs)  # type: ignore[misc]
-        self._stein_remember(denoised)
+        self._stein_remember(self.step_index, denoised)
         return denoised
 
 
@@ -318,6 +399,25 @@ class CorrectedMultistep(Converting):
     ) -> Any:
         output = plain(model_output, timestep, sample, *args, **kwargs)
         return with_state(output, self._stein_correct(self.step_index - 1, sample, state_of(output)))
+
+
+class CorrectedEDM(CorrectedMultistep):
+    """DPM-Solver++ on raw EDM networks: what the network is told is what its input and output are scaled by."""
+
+    def _stein_told(self, sigma: Tensor) -> Tensor:
+        told = 1.0 if self._stein_levels is None else self._stein_levels[self.step_index].told
+        return sigma if told == 1.0 else told * sigma
+
+    def precondition_inputs(self, sample: Tensor, sigma: Tensor) -> Tensor:
+        """As in stock, at the level the network is told."""
+        scaled: Tensor = super().precondition_inputs(sample, self._stein_told(sigma))  # type: ignore[misc]
+        return scaled
+
+    def precondition_outputs(self, sample: Tensor, model_output: Tensor, sigma: Tensor) -> Tensor:
+        """As in stock, at the level the network is told."""
+        told = self._stein_told(sigma)
+        denoised: Tensor = super().precondition_outputs(sample, model_output, told)  # type: ignore[misc]
+        return denoised
 
 
 class CorrectedHeun(Corrected):
@@ -341,7 +441,7 @@ class CorrectedHeun(Corrected):
             level = self._stein_levels[(index + 1) // 2]
             answer = family_of(self).denoiser(lambda *_: model_output)
             wide = torch.promote_types(sample.dtype, torch.float32)
-            self._stein_remember(answer(sample.to(wide) * level.alpha, level))
+            self._stein_remember(index // 2, answer(sample.to(wide) * level.alpha, level))
         if predicting and self.sigmas[index + 1] > 0:
             return output
         return with_state(output, self._stein_correct(index // 2, x, state_of(output)))
@@ -414,18 +514,20 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
         step.__signature__ = taken.replace(parameters=[*taken.parameters.values(), ignored])  # type: ignore[attr-defined]
 
     settable = inspect.signature(stock.set_timesteps)
-    takes_sigmas = "sigmas" in settable.parameters
-    if not takes_sigmas:
-        extra = inspect.Parameter("sigmas", inspect.Parameter.KEYWORD_ONLY, default=None)
-        settable = settable.replace(parameters=[*settable.parameters.values(), extra])
+    takes = frozenset(settable.parameters)
+    extras = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in ("timesteps", "sigmas", "mu")
+        if name not in takes
+    ]
+    settable = settable.replace(parameters=[*settable.parameters.values(), *extras])
 
     @functools.wraps(stock.set_timesteps)
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("sigmas") is not None:
-            kwargs["sigmas"] = np.array(kwargs["sigmas"])  # some pipelines pass lists, with which stock fails
-            if "timesteps" not in settable.parameters:
-                kwargs.pop("timesteps", None)
-        given = settable.bind(self, *args, **kwargs).arguments
+        try:
+            given = settable.bind(self, *args, **kwargs).arguments
+        except TypeError as error:
+            raise ValueError(f"set_timesteps of {name}: {error}; this pipeline needs a scheduler of its own") from None
         del given["self"]
         self._stein_set_timesteps(functools.partial(stock.set_timesteps, self), given)
 
@@ -443,7 +545,7 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
             "set_timesteps": set_timesteps,
             "stock": stock,
             "solver": staticmethod(solver),
-            "_stein_takes_sigmas": takes_sigmas,
+            "_stein_takes": takes,
             # diffusers looks for compatible classes among its own only.
             "_compatibles": stock._compatibles or [stock.__name__],
         },
@@ -453,4 +555,4 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
 SteinDPMSolverMultistepScheduler = corrected(DPMSolverMultistepScheduler, CorrectedMultistep, dpm_solver)
 SteinUniPCMultistepScheduler = corrected(UniPCMultistepScheduler, CorrectedUniPC, unipc_solver)
 SteinHeunDiscreteScheduler = corrected(HeunDiscreteScheduler, CorrectedHeun, heun_solver)
-SteinEDMDPMSolverMultistepScheduler = corrected(EDMDPMSolverMultistepScheduler, CorrectedMultistep, dpm_solver)
+SteinEDMDPMSolverMultistepScheduler = corrected(EDMDPMSolverMultistepScheduler, CorrectedEDM, dpm_solver)
