@@ -14,6 +14,7 @@ from steindiff._version import __version__
 from steindiff.bases import BASES, DCT, Basis, Identity
 from steindiff.calibrating import ByAlignment, ByEnergy, Progress, Recipe, calibrate, calibrate_budgets
 from steindiff.calibration import Calibration
+from steindiff.calibration_set import CalibrationSet
 from steindiff.comparison import CompareOptions, Comparison, compare
 from steindiff.corrections import CORRECTIONS, Correction
 from steindiff.corrections.replay import Replay, StepWeights
@@ -46,6 +47,7 @@ __all__ = [
     "ByAlignment",
     "ByEnergy",
     "Calibration",
+    "CalibrationSet",
     "Cancelled",
     "CompareOptions",
     "Comparison",
