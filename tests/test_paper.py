@@ -171,7 +171,7 @@ def test_checkpoints_of_edm(classes: int, tmp_path: Path, monkeypatch):
 def test_latent_pipelines(tmp_path: Path):
     pytest.importorskip("diffusers")
     hosts = importlib.import_module("integrations.hosts")
-    hosts.latent_diffusion().save_pretrained(tmp_path / "ldm")
+    hosts.latent_diffusion()[0].save_pretrained(tmp_path / "ldm")
     subject = paper.latent(tmp_path / "ldm", "cpu")
     bench = bench_of(paper.replace(subject, real=None), 4, 2)
     record = bench.measure(paper.Cell("2m", "logsnr", "lowered", 5, "consistency"))

@@ -367,7 +367,10 @@ class Budget:
         corrected = [c for c in found if c.corrected]
         best = min(corrected, key=lambda c: judged[c.name])
         plain = min((c for c in found if not c.corrected), key=lambda c: judged[c.name], default=best)
-        return (best if judged[best.name] <= BETTER * judged[plain.name] or plain is best else plain), judged
+        # Few samples judge, and a rare one that goes astray may not be among them: all of them must say so too.
+        nearer = judged[best.name] <= BETTER * judged[plain.name]
+        nearer &= best.trial.mismatch <= BETTER * plain.trial.mismatch
+        return (best if nearer or plain is best else plain), judged
 
     def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:
         """The weights of every step, fitted to all seeds."""
