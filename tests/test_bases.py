@@ -119,7 +119,7 @@ def test_natural_choices():
     [
         (lambda: DCT((3,)), r"shape = \(3,\): a DCT needs"),
         (lambda: DCT((3, 0, 4)), "a DCT needs"),
-        (lambda: DCT((3, 4, 4), rings=0), "rings = 0"),
+        (lambda: DCT((3, 4, 4), rings=0), "rings must be a whole number >= 1, got 0"),
         (lambda: DCT((3, 4, 4), ((1.0, 0.0), (0.0, 1.0))), "orthonormal 3×3"),
         (lambda: DCT((2, 4, 4), ((1.0, 1.0), (0.0, 1.0))), "orthonormal 2×2"),
     ],

@@ -227,7 +227,7 @@ def test_half_precision_stays_inside_the_network():
     assert distance(half(x, level), full(x, level)) < 0.2
     assert distance(half.subset(slice(1, 2), 3)(x[1:2], level), half(x, level)[1:2]) < 0.1
     assert half.calls == full.calls
-    with pytest.raises(ValueError, match=r"dtype = torch.float64: allowed are torch.bfloat16 and torch.float16"):
+    with pytest.raises(ValueError, match=r"dtype must be torch\.bfloat16 or torch\.float16, got torch\.float64"):
         Autocast(full, torch.float64)
 
 

@@ -111,7 +111,7 @@ def test_input_convention():
     assert x.shape == (1, 3, 224, 224)
     expected = ((torch.arange(224) + 0.5) / 112 - 0.5).clamp(0, 1)
     torch.testing.assert_close(x[0, 1, 17], expected, atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match=r"\(1, 1, 2, 2\): allowed is \(B, 3, H, W\)"):
+    with pytest.raises(ValueError, match=r"shape \(B, 3, H, W\), got \(1, 1, 2, 2\)"):
         features(images[:, :1])
 
 

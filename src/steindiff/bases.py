@@ -120,7 +120,7 @@ class DCT(Basis):
                 "(channels, frames, height, width)"
             )
         if self.rings < 1:
-            raise ValueError(f"rings = {self.rings}: allowed are whole numbers >= 1")
+            raise ValueError(f"rings must be a whole number >= 1, got {self.rings}")
         if self.rotation:
             matrix = torch.tensor(self.rotation, dtype=torch.float64)
             channels = self.shape[0]

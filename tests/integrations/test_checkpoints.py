@@ -121,9 +121,9 @@ def test_other_files_are_refused(tmp_path: Path, clone: Path):
     [
         (
             {"module": "os", "class": "system", "arguments": '{"command": "touch SPRUNG"}'},
-            "allowed are the networks of",
+            "class must be a network of",
         ),
-        ({"class": "torch", "arguments": "{}"}, "class = 'torch', allowed are the networks of training.networks"),
+        ({"class": "torch", "arguments": "{}"}, "class must be a network of training.networks, got 'torch'"),
         ({"class": "EDMPrecond", "arguments": "["}, "does not fit training.networks.EDMPrecond"),
         ({"class": "EDMPrecond", "arguments": "[]"}, "does not fit"),
         ({"class": "EDMPrecond", "arguments": '{"img_resolution": 8, "img_channels": -1}'}, "does not fit"),
@@ -173,7 +173,7 @@ def test_labels_are_checked(files: Path, clone: Path):
     conditional = edm.load(files / "cond.pkl", source=clone, trust_pickle=True)
     with pytest.raises(ValueError, match="labels = None: the network has 4 classes"):
         edm.denoiser(conditional)
-    with pytest.raises(ValueError, match=r"labels = \[4\]: allowed are 0 to 3"):
+    with pytest.raises(ValueError, match=r"labels must be from 0 to 3, got \[4\]"):
         edm.denoiser(conditional, [4])
 
 

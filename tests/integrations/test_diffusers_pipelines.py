@@ -758,7 +758,7 @@ def test_calibrations_from_elsewhere_are_refused():
 
 @pytest.mark.parametrize("solver", [DDIM(), UniPCBh2(2, corrector=False)])
 def test_solvers_without_a_scheduler_are_refused(solver: Any):
-    with pytest.raises(ValueError, match=r"solver = .*allowed are DPMSolverMultistep"):
+    with pytest.raises(ValueError, match="solver must be one of DPMSolverMultistep"):
         ours.calibrate(tiny.ddpm(), nfe=4, solver=solver, **QUICK)
 
 

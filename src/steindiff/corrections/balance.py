@@ -79,11 +79,11 @@ class Balance(Correction):
 
     def __post_init__(self) -> None:
         if not self.bound >= 1:
-            raise ValueError(f"bound = {self.bound}: allowed are numbers >= 1")
+            raise ValueError(f"bound must be >= 1, got {self.bound}")
         if not self.below >= 0:
-            raise ValueError(f"below = {self.below}: allowed are numbers >= 0")
+            raise ValueError(f"below must be >= 0, got {self.below}")
         if not self.significance >= 0:
-            raise ValueError(f"significance = {self.significance}: allowed are numbers >= 0")
+            raise ValueError(f"significance must be >= 0, got {self.significance}")
         if self.energy.ndim != 2 or self.energy.shape[1] != self.basis.bands:
             raise ValueError(f"energy: shape {tuple(self.energy.shape)}, need (samples or 1, {self.basis.bands} bands)")
 

@@ -25,7 +25,7 @@ class Autocast(Denoiser):
 
     def __init__(self, denoiser: Denoiser, dtype: torch.dtype = torch.bfloat16) -> None:
         if dtype not in (torch.bfloat16, torch.float16):
-            raise ValueError(f"dtype = {dtype}: allowed are torch.bfloat16 and torch.float16")
+            raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, got {dtype}")
         self.denoiser = denoiser
         self.dtype = dtype
 

@@ -66,7 +66,7 @@ class Preconditioned:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if not sigma_data > 0:
-            raise ValueError(f"sigma_data = {sigma_data}: allowed are numbers > 0")
+            raise ValueError(f"sigma_data must be > 0, got {sigma_data}")
         self.network = network
         self.sigma_data = sigma_data
         self.dtype = dtype

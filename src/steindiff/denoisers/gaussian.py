@@ -22,7 +22,7 @@ class Gaussian(CountingDenoiser):
 
     def __init__(self, mean: Tensor, variance: Tensor) -> None:
         if bool((variance < 0).any()):
-            raise ValueError(f"variance: allowed are numbers >= 0, got a minimum of {float(variance.min())}")
+            raise ValueError(f"variance must be >= 0, got a minimum of {float(variance.min())}")
         self.mean = mean
         self.variance = variance.broadcast_to(mean.shape)
 

@@ -30,9 +30,9 @@ class Guided(Denoiser):
 
     def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float, rescale: float = 0.0) -> None:
         if not scale >= 0:
-            raise ValueError(f"scale = {scale}: allowed are numbers >= 0")
+            raise ValueError(f"scale must be >= 0, got {scale}")
         if not 0 <= rescale <= 1:
-            raise ValueError(f"rescale = {rescale}: allowed are numbers from 0 to 1")
+            raise ValueError(f"rescale must be from 0 to 1, got {rescale}")
         self.conditional = conditional
         self.unconditional = unconditional
         self.scale = scale

@@ -16,7 +16,7 @@ class StaticThreshold(Denoiser):
 
     def __init__(self, denoiser: Denoiser, bound: float = 1.0) -> None:
         if not bound > 0:
-            raise ValueError(f"bound = {bound}: allowed are numbers > 0")
+            raise ValueError(f"bound must be > 0, got {bound}")
         self.denoiser = denoiser
         self.bound = bound
 
@@ -45,9 +45,9 @@ class DynamicThreshold(Denoiser):
 
     def __init__(self, denoiser: Denoiser, quantile: float = 0.995, maximum: float = float("inf")) -> None:
         if not 0 < quantile <= 1:
-            raise ValueError(f"quantile = {quantile}: allowed are numbers in (0, 1]")
+            raise ValueError(f"quantile must be in (0, 1], got {quantile}")
         if not maximum >= 1:
-            raise ValueError(f"maximum = {maximum}: allowed are numbers >= 1")
+            raise ValueError(f"maximum must be >= 1, got {maximum}")
         self.denoiser = denoiser
         self.quantile = quantile
         self.maximum = maximum

@@ -140,7 +140,7 @@ def _rebuild(path: Path, source: str | Path | None) -> nn.Module:
         ) from error
     kind = getattr(module, name, None)
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
-        raise ValueError(f"path = {str(path)!r}: class = {name!r}, allowed are the networks of {module.__name__}")
+        raise ValueError(f"path = {str(path)!r}: class must be a network of {module.__name__}, got {name!r}")
     try:
         arguments = decode("arguments", parse_json(header["arguments"]), dict[str, Any])
         shapes = weights.shapes(path)
@@ -224,7 +224,7 @@ def denoiser(network: Any, labels: Sequence[int] | None = None) -> EDMDenoiser:
     if labels is None:
         return EDMDenoiser(network)
     if any(not 0 <= label < classes for label in labels):
-        raise ValueError(f"labels = {list(labels)}: allowed are 0 to {classes - 1}")
+        raise ValueError(f"labels must be from 0 to {classes - 1}, got {list(labels)}")
     onehot = torch.eye(classes)[list(labels)]
     return EDMDenoiser(partial(_labelled, network, onehot))
 

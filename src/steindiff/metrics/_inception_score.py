@@ -31,9 +31,9 @@ def inception_score(logits: Tensor, splits: int = 10) -> Score:
         splits: Number of splits; each has its own p(y).
     """
     if logits.ndim != 2:
-        raise ValueError(f"logits have shape {tuple(logits.shape)}: allowed is (N, K)")
+        raise ValueError(f"logits must have shape (N, K), got {tuple(logits.shape)}")
     if not 1 <= splits <= len(logits):
-        raise ValueError(f"splits = {splits}: allowed are 1 to {len(logits)}, the number of samples")
+        raise ValueError(f"splits must be from 1 to {len(logits)}, the number of samples, got {splits}")
     scores = []
     for part in logits.double().tensor_split(splits):
         log_p = part.log_softmax(dim=1)

@@ -42,9 +42,11 @@ def precision_recall(real: Tensor, sampled: Tensor, k: int = 3) -> PrecisionReca
         k: Neighbours.
     """
     if real.ndim != 2 or sampled.ndim != 2 or real.shape[1] != sampled.shape[1]:
-        raise ValueError(f"real {tuple(real.shape)}, sampled {tuple(sampled.shape)}: allowed are (N, F) and (M, F)")
+        raise ValueError(
+            f"real and sampled must have shapes (N, F) and (M, F), got {tuple(real.shape)} and {tuple(sampled.shape)}"
+        )
     if not 1 <= k < min(len(real), len(sampled)):
-        raise ValueError(f"k = {k}: allowed are 1 to {min(len(real), len(sampled)) - 1}, less than the smaller set")
+        raise ValueError(f"k must be from 1 to {min(len(real), len(sampled)) - 1}, less than the smaller set, got {k}")
     real, sampled = real.double(), sampled.double()
     return PrecisionRecall(
         precision=coverage(sampled, real, radii(real, k)),

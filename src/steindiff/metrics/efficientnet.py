@@ -189,7 +189,7 @@ class EfficientNetFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch of images."""
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images have shape {tuple(images.shape)}: allowed is (B, 3, H, W)")
+            raise ValueError(f"images must have shape (B, 3, H, W), got {tuple(images.shape)}")
         x = F.interpolate(images.float(), size=(self.size, self.size), mode="bilinear", antialias=True)
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             return self.network((x - 127) / 128)

@@ -40,7 +40,7 @@ class Moments:
     def __init__(self, count: int, mean: Tensor, scatter: Tensor) -> None:
         if mean.ndim != 1 or scatter.shape != (len(mean), len(mean)):
             raise ValueError(
-                f"mean {tuple(mean.shape)} and scatter {tuple(scatter.shape)}: allowed are (F,) and (F, F)"
+                f"mean and scatter must have shapes (F,) and (F, F), got {tuple(mean.shape)} and {tuple(scatter.shape)}"
             )
         self.count = count
         self.mean = mean.double()
@@ -50,7 +50,7 @@ class Moments:
     def of(cls, features: Tensor) -> Moments:
         """Moments of one batch of features (B, F)."""
         if features.ndim != 2 or not len(features):
-            raise ValueError(f"features have shape {tuple(features.shape)}: allowed is (B, F) with B ≥ 1")
+            raise ValueError(f"features must have shape (B, F) with B >= 1, got {tuple(features.shape)}")
         if not features.isfinite().all():
             raise ValueError("features hold NaN or infinity")
         features = features.double()

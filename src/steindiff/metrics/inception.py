@@ -73,7 +73,7 @@ class InceptionFeatures(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch of images."""
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images have shape {tuple(images.shape)}: allowed is (B, 3, H, W)")
+            raise ValueError(f"images must have shape (B, 3, H, W), got {tuple(images.shape)}")
         rows, columns = (resize_matrix(side, self.size).to(images.device) for side in images.shape[2:])
         x = ((rows @ images.double() @ columns.T - 128) / 128).float()
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=self.tf32):

@@ -52,11 +52,11 @@ def kernel_distance(
         generator: Source of the subsets, on the CPU.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
-        raise ValueError(f"x {tuple(x.shape)}, y {tuple(y.shape)}: allowed are (N, F) and (M, F)")
+        raise ValueError(f"x and y must have shapes (N, F) and (M, F), got {tuple(x.shape)} and {tuple(y.shape)}")
     if not 2 <= size <= min(len(x), len(y)):
-        raise ValueError(f"size = {size}: allowed are 2 to {min(len(x), len(y))}, the smaller set")
+        raise ValueError(f"size must be from 2 to {min(len(x), len(y))}, the smaller set, got {size}")
     if subsets < 1:
-        raise ValueError(f"subsets = {subsets}: allowed are numbers ≥ 1")
+        raise ValueError(f"subsets must be >= 1, got {subsets}")
 
     def subset(features: Tensor) -> Tensor:
         index = torch.randperm(len(features), generator=generator)[:size]

@@ -58,6 +58,6 @@ class ImageNetInput(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Apply the network."""
         if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images have shape {tuple(images.shape)}: allowed is (B, 3, H, W)")
+            raise ValueError(f"images must have shape (B, 3, H, W), got {tuple(images.shape)}")
         x = F.interpolate(images.float(), size=(self.size, self.size), mode="bicubic", antialias=True)
         return self.network((x.clamp(0, 255) / 255 - self.mean) / self.std)

@@ -60,4 +60,4 @@ def euler(s: Level, t: Level) -> Row:
 def check_order(order: int, allowed: tuple[int, ...]) -> None:
     """Refuse an order outside `allowed`."""
     if order not in allowed:
-        raise ValueError(f"order = {order!r}: allowed are {', '.join(map(str, allowed))}")
+        raise ValueError(f"order must be one of {', '.join(map(str, allowed))}, got {order!r}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +46,7 @@ def settings(
 ) -> dict[str, Any]:
     """What the report says about how it was made."""
     return {
+        "command": shlex.join(["steindiff", *sys.argv[1:]]),
         "model": model,
         "solver": solver,
         "evaluations": nfe,

@@ -89,7 +89,7 @@ def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
     if isinstance(solver, Heun) and not edm:
         return SteinHeunDiscreteScheduler, {}
     allowed = "DPMSolverMultistep" if edm else "DPMSolverMultistep, UniPCBh1 and UniPCBh2 with corrector, Heun"
-    raise ValueError(f"solver = {solver!r}: with this scheduler's family allowed are {allowed}")
+    raise ValueError(f"solver must be one of {allowed} with this scheduler's family, got {solver!r}")
 
 
 def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | CalibrationSet | None = None) -> Any:

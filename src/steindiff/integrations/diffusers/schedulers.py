@@ -359,7 +359,7 @@ def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
     if begins_late(scheduler, calibration) and not scales and levels[0].sigma < UNIT_NOISE:
         raise ValueError(
             f"stein_calibration: it begins at sigma = {levels[0].sigma:.4g}, but pipelines begin with unit noise here; "
-            f"allowed is sigma >= {UNIT_NOISE}"
+            f"it must begin at sigma >= {UNIT_NOISE}"
         )
     ends = "zero" if levels[-1].sigma == 0.0 else "sigma_min"
     expected = scheduler.config.get("final_sigmas_type", "zero")
