@@ -14,8 +14,8 @@ from steindiff.levels import Level
 class Guided(Denoiser):
     r"""D = D_u + w (D_c − D_u), optionally rescaled towards the spread of D_c.
 
-    w = 1 is the conditional denoiser (and costs one call), w > 1 guides. The guided D is no conditional mean any
-    more: Stein's identity does not hold for it. Rescaling: D ← φ D std(D_c)/std(D) + (1 − φ) D, std per sample.
+    w = 1 is the conditional denoiser (and costs one call), w > 1 guides. The guided D is not a conditional
+    mean: Stein's identity does not hold for it. Rescaling: D ← φ D std(D_c)/std(D) + (1 − φ) D, std per sample.
 
     Args:
         conditional: D_c.

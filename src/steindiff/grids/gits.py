@@ -85,7 +85,7 @@ class GITS(Grid):
         return cls(tuple(level.t for level in visited), jump_costs(path, device), coefficient, to_zero)
 
     def path(self, steps: int) -> tuple[int, ...]:
-        """The levels visited by the best path of so many steps, as indices into the fine trajectory's."""
+        """The levels visited by the best path of that many steps, as indices into the fine trajectory's."""
         last = len(self.cost)
         if not 1 <= steps <= last:
             raise ValueError(f"steps must be 1 to {last}, the steps of the fine trajectory, got {steps}")

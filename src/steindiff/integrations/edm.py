@@ -157,7 +157,7 @@ def _rebuild(path: Path, source: str | Path | None) -> nn.Module:
 
 @contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """Inside, networks of this thread may have at most so many parameters."""
+    """Inside, networks of this thread may have at most that many parameters."""
     count, thread = 0, get_ident()
 
     def registered(module: nn.Module, name: str, parameter: Any) -> None:

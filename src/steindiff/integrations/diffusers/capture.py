@@ -227,7 +227,7 @@ class Capture:
         parts: the network's calls and their guidance, for each call of the pipeline.
         shape: of one sample.
         device: where the pipeline keeps its state.
-        batch: at most so many samples in one call of the network.
+        batch: samples in one call of the network, at most.
     """
 
     family: Family
@@ -580,7 +580,7 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
     Args:
         pipe: the pipeline; it is left as it was.
         scheduler: the scheduler to run it with, of the family of the pipeline's own.
-        batch: for at most so many samples at a time.
+        batch: samples at a time, at most.
         call: arguments of the pipeline's call.
 
     Raises:

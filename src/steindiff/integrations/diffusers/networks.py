@@ -264,7 +264,7 @@ class Dealt:
     Args:
         parts: one for each call of the pipeline.
         samples: whose conditions to use for the rows of a batch: sample s has those of prompt s mod their number.
-        batch: at most so many samples in one call of the model.
+        batch: samples in one call of the model, at most.
     """
 
     parts: tuple[Guided, ...]
