@@ -20,3 +20,16 @@ def bar(title: str, total: float, *, shown: bool = True) -> Iterator[Callable[[f
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:
         task = drawn.add_task(title, total=total)
         yield lambda amount: drawn.advance(task, amount)
+
+
+class Listener:
+    """What long work tells while it runs; this one does not listen."""
+
+    def begin(self, total: float) -> None:
+        """The total work."""
+
+    def advance(self, amount: float) -> None:
+        """A bit of work done; a negative amount was in vain."""
+
+    def note(self, text: str) -> None:
+        """What the user should know: a halved batch, a method left out, a damaged shard."""

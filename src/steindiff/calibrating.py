@@ -271,6 +271,11 @@ class Budget:
             grid = replace(grid, to_zero=self.reference.to_zero)  # type: ignore[type-var]
         return Levels(levels_for(self.solver, grid, begun, self.nfe).levels, schedule)
 
+    @property
+    def power(self) -> float:
+        """How much bands count by their energy, also where nothing is searched."""
+        return (self.recipe.search or Search()).power
+
     def told(self, mismatch: float) -> None:
         """Report a trial; stop where that is asked for."""
         self.done += 1
@@ -285,8 +290,7 @@ class Budget:
         reference, recipe = self.reference, self.recipe
         device = reference.model.device
         goal = reference.samples.to(device)
-        power = recipe.search.power if recipe.search else 0.5
-        objective = Mismatch(reference.basis, goal, reference.groups(), power)
+        objective = Mismatch(reference.basis, goal, reference.groups(), self.power)
         judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
         fitted = (lambda place: not judging(place)) if judged_apart else None
         stopped = False
@@ -361,8 +365,7 @@ class Budget:
         reference = self.reference
         rows = reference.rows(judges).to(reference.model.device)
         goal = reference.samples.to(reference.model.device)[rows]
-        power = self.recipe.search.power if self.recipe.search else 0.5
-        objective = Mismatch(reference.basis, goal, reference.groups(judges), power)
+        objective = Mismatch(reference.basis, goal, reference.groups(judges), self.power)
         judged = {candidate.name: objective(candidate.trial.states[-1].x[rows]) for candidate in found}
         corrected = [c for c in found if c.corrected]
         best = min(corrected, key=lambda c: judged[c.name])

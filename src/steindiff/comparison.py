@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least
+from steindiff._progress import Listener
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.corrections import CORRECTIONS
@@ -148,19 +149,6 @@ REFERENCE = "reference"
 """The many-step reference's name in the same places."""
 REFERENCE_SOLVER = SOLVERS["dpmpp-2m"]
 """Its solver, whichever is compared: with many steps all that converge make the same of a model."""
-
-
-class Listener:
-    """What a comparison tells while it runs; this one does not listen."""
-
-    def begin(self, total: float) -> None:
-        """The total work."""
-
-    def advance(self, amount: float) -> None:
-        """A bit of work done; a negative amount was in vain."""
-
-    def note(self, text: str) -> None:
-        """What the user should know: a halved batch, a method left out."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steindiff._distributed import rank
+from steindiff._progress import Listener
 from steindiff.cli.process_group import speaker
 
 if TYPE_CHECKING:
@@ -77,3 +78,19 @@ def progress() -> Iterator[Progress]:
     silent = not console(stderr=True).is_terminal or rank().rank > 0
     with Progress(*columns, console=console(stderr=True), transient=True, disable=silent) as bar:
         yield bar
+
+
+class Watch(Listener):
+    """Shows progress on a bar, and notes."""
+
+    def __init__(self, bar: Any, task: Any) -> None:
+        self.bar, self.task = bar, task
+
+    def begin(self, total: float) -> None:
+        self.bar.update(self.task, total=round(total))
+
+    def advance(self, amount: float) -> None:
+        self.bar.advance(self.task, amount)
+
+    def note(self, text: str) -> None:
+        note(text)

@@ -2,16 +2,13 @@ r"""The analytical first step: where noise hides everything, a formula answers f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
-from steindiff.denoisers.base import Denoiser
+from steindiff.denoisers.base import Denoiser, Wrapper
 from steindiff.levels import Level
 
 
-class AnalyticalFirstStep(Denoiser):
+class AnalyticalFirstStep(Wrapper):
     r"""At the first level D = α c x/(α² c + σ²), the denoiser of N(0, c): no network call, and `calls` says so.
 
     c = 0 is ε = x/σ. A run's `nfe` still counts the evaluation, its `network_calls` does not.
@@ -36,14 +33,3 @@ class AnalyticalFirstStep(Denoiser):
         if level.ratio < self.first.ratio * (1.0 - 1e-9):
             return self.denoiser(x, level)
         return x * (level.alpha * self.variance / (level.alpha**2 * self.variance + level.sigma**2))
-
-    @property
-    def conditions(self) -> Mapping[str, Any]:
-        return self.denoiser.conditions
-
-    @property
-    def calls(self) -> int:
-        return self.denoiser.calls
-
-    def subset(self, part: slice, batch: int) -> AnalyticalFirstStep:
-        return AnalyticalFirstStep(self.denoiser.subset(part, batch), self.first, self.variance)

@@ -2,17 +2,14 @@ r"""A network in half precision under a state that stays in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from steindiff.denoisers.base import Denoiser
+from steindiff.denoisers.base import Denoiser, Wrapper
 from steindiff.levels import Level
 
 
-class Autocast(Denoiser):
+class Autocast(Wrapper):
     """Another denoiser, its network computing in `dtype` where torch's autocast deems that safe.
 
     Convolutions and matrix products are in `dtype`; normalisation, preconditioning and everything outside the network
@@ -32,14 +29,3 @@ class Autocast(Denoiser):
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         with torch.autocast(x.device.type, self.dtype):
             return self.denoiser(x, level)
-
-    @property
-    def conditions(self) -> Mapping[str, Any]:
-        return self.denoiser.conditions
-
-    @property
-    def calls(self) -> int:
-        return self.denoiser.calls
-
-    def subset(self, part: slice, batch: int) -> Autocast:
-        return Autocast(self.denoiser.subset(part, batch), self.dtype)

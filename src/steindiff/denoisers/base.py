@@ -47,6 +47,29 @@ class Denoiser(ABC):
         return self
 
 
+class Wrapper(Denoiser):
+    """A denoiser around another one, whose calls and conditions are its own.
+
+    Attributes:
+        denoiser: the one inside.
+    """
+
+    denoiser: Denoiser
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self.denoiser.conditions
+
+    @property
+    def calls(self) -> int:
+        return self.denoiser.calls
+
+    def subset(self, part: slice, batch: int) -> Denoiser:
+        smaller = copy.copy(self)
+        smaller.denoiser = self.denoiser.subset(part, batch)
+        return smaller
+
+
 class CallCount(local):
     """Calls by each thread: runs that share a denoiser do not see each other's. Parts of a denoiser share it."""
 

@@ -3,16 +3,14 @@ r"""Epsilon scaling: a sampler's predicted noise is too large; divide it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
-from steindiff.denoisers.base import Denoiser
+from steindiff.denoisers.base import Denoiser, Wrapper
 from steindiff.levels import Level, Levels
 
 
-class EpsilonScaling(Denoiser):
+class EpsilonScaling(Wrapper):
     r"""ε ← ε/λ_k, λ_k = base + slope · k, k the steps left at that level: D ← D/λ_k + (1 − 1/λ_k) x/α.
 
     Args:
@@ -43,14 +41,3 @@ class EpsilonScaling(Denoiser):
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         d, share = self.denoiser(x, level), 1.0 / self.divisor(level)
         return d if share == 1.0 or level.alpha == 0.0 else share * d + ((1.0 - share) / level.alpha) * x
-
-    @property
-    def conditions(self) -> Mapping[str, Any]:
-        return self.denoiser.conditions
-
-    @property
-    def calls(self) -> int:
-        return self.denoiser.calls
-
-    def subset(self, part: slice, batch: int) -> EpsilonScaling:
-        return EpsilonScaling(self.denoiser.subset(part, batch), self.levels, self.base, self.slope)

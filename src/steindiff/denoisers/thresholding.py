@@ -2,16 +2,13 @@ r"""Keeping the denoised image inside the range of the data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
-from steindiff.denoisers.base import Denoiser
+from steindiff.denoisers.base import Denoiser, Wrapper
 from steindiff.levels import Level
 
 
-class StaticThreshold(Denoiser):
+class StaticThreshold(Wrapper):
     r"""D ← clip(D, −bound, bound)."""
 
     def __init__(self, denoiser: Denoiser, bound: float = 1.0) -> None:
@@ -23,19 +20,8 @@ class StaticThreshold(Denoiser):
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         return self.denoiser(x, level).clamp(-self.bound, self.bound)
 
-    @property
-    def conditions(self) -> Mapping[str, Any]:
-        return self.denoiser.conditions
 
-    @property
-    def calls(self) -> int:
-        return self.denoiser.calls
-
-    def subset(self, part: slice, batch: int) -> StaticThreshold:
-        return StaticThreshold(self.denoiser.subset(part, batch), self.bound)
-
-
-class DynamicThreshold(Denoiser):
+class DynamicThreshold(Wrapper):
     r"""D ← clip(D, −s, s)/s with s the `quantile` of |D| within each sample, kept in [1, `maximum`].
 
     References:
@@ -62,14 +48,3 @@ class DynamicThreshold(Denoiser):
         s = ordered[:, low - 1].lerp(ordered[:, high - 1], rank - low).clamp(1.0, self.maximum)
         s = s.reshape(-1, *[1] * (d.ndim - 1))
         return d.clamp(-s, s) / s
-
-    @property
-    def conditions(self) -> Mapping[str, Any]:
-        return self.denoiser.conditions
-
-    @property
-    def calls(self) -> int:
-        return self.denoiser.calls
-
-    def subset(self, part: slice, batch: int) -> DynamicThreshold:
-        return DynamicThreshold(self.denoiser.subset(part, batch), self.quantile, self.maximum)

@@ -12,6 +12,7 @@ import torch
 
 from steindiff._distributed import local_only, rank
 from steindiff._files import folder as writable
+from steindiff._progress import Listener
 from steindiff._serialization import checksum
 from steindiff._version import __version__
 from steindiff.model import Model
@@ -65,19 +66,6 @@ class Shards:
     batch: int = 100
     labels: Callable[[int], int] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Listener:
-    """What `generate` tells while it runs; this one does not listen."""
-
-    def begin(self, total: int) -> None:
-        """How many images this process has to make."""
-
-    def advance(self, amount: int) -> None:
-        """How many of them were sampled."""
-
-    def note(self, text: str) -> None:
-        """About damaged shards, which are made again, and about another number of threads."""
 
 
 def generate(

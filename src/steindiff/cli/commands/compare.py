@@ -20,8 +20,8 @@ from steindiff._discovery import named
 from steindiff._files import folder
 from steindiff._version import __version__
 from steindiff.cli import options
-from steindiff.cli.output import note, print_json, progress, show, written
-from steindiff.comparison import REFERENCE, CompareOptions, Comparison, Listener, compare, default_methods
+from steindiff.cli.output import Watch, print_json, progress, show, written
+from steindiff.comparison import REFERENCE, CompareOptions, Comparison, compare, default_methods
 from steindiff.report import write
 from steindiff.report.build import results as as_json
 from steindiff.report.page import BLUR, best
@@ -94,22 +94,6 @@ def table(comparison: Comparison) -> Table:
             row.title, str(row.nfe), *marked, str(row.network_calls), str(row.backward_passes), f"{row.seconds:.1f}"
         )
     return out
-
-
-class Watch(Listener):
-    """Shows progress and notes."""
-
-    def __init__(self, bar: Any, task: Any) -> None:
-        self.bar, self.task = bar, task
-
-    def begin(self, total: float) -> None:
-        self.bar.update(self.task, total=round(total))
-
-    def advance(self, amount: float) -> None:
-        self.bar.advance(self.task, amount)
-
-    def note(self, text: str) -> None:
-        note(text)
 
 
 def command(

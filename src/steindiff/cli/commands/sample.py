@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -12,11 +12,10 @@ import typer
 from steindiff._discovery import named
 from steindiff._distributed import all_reduce_sum, rank
 from steindiff.cli import options
-from steindiff.cli.output import note, print_json, progress, written
+from steindiff.cli.output import Watch, print_json, progress, written
 from steindiff.comparison import default_methods
 from steindiff.model import Model
 from steindiff.production import Images, Shards, generate, to_npz, to_png
-from steindiff.production.generating import Listener
 from steindiff.sampler import Sampler
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
@@ -31,22 +30,6 @@ EXAMPLES = (
 
 TOGETHER = True
 """Processes started by torchrun share the work."""
-
-
-class Watch(Listener):
-    """Shows progress and notes."""
-
-    def __init__(self, bar: Any, task: Any) -> None:
-        self.bar, self.task = bar, task
-
-    def begin(self, total: int) -> None:
-        self.bar.update(self.task, total=total)
-
-    def advance(self, amount: int) -> None:
-        self.bar.advance(self.task, amount)
-
-    def note(self, text: str) -> None:
-        note(text)
 
 
 def choose(model: Model, method: str, solver: Solver, nfe: int) -> Sampler:
