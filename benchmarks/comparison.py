@@ -32,7 +32,10 @@ import torch
 from torch import Tensor
 
 from recording import Records, machine, options, real_images
+from rivals.analytical_first_step import AnalyticalFirstStep
 from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, measure
+from rivals.epsilon_scaling import EpsilonScaling
+from rivals.gits import GITS
 from rivals.iia import IIA
 from rivals.learned import LearnedSolver, Training
 from rivals.restart import Restart
@@ -41,8 +44,8 @@ from steindiff.bases import Identity
 from steindiff.calibrating import ByAlignment, ByEnergy, Recipe, calibrate, step_weights
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
-from steindiff.denoisers import AnalyticalFirstStep, Denoiser, EpsilonScaling
-from steindiff.grids import GITS, Grid
+from steindiff.denoisers import Denoiser
+from steindiff.grids import Grid
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
 from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, precision_recall, references

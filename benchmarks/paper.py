@@ -46,18 +46,16 @@ import torch._functorch.config as functorch_config
 from torch import Tensor
 
 from intervals import Distance, difference, distance
+from paper_only.consistency import Consistency, Matched, PerDimension
 from recording import Records, machine, options, real_images
 from steindiff import datasets, noise, sample, zoo
 from steindiff._files import write_bytes
 from steindiff.averages import PerSample
 from steindiff.corrections import (
     Clamped,
-    Consistency,
     Correction,
     FirstSteps,
-    Matched,
     Normalised,
-    PerDimension,
     Plain,
     Relaxation,
     Unclamped,

@@ -26,20 +26,18 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from intervals import Distance, difference, distance
+from paper_only.activation import TopK
+from paper_only.consistency import Consistency, Matched, PerDimension
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
 from steindiff.averages import OverBatch, PerSample
 from steindiff.corrections import (
     Clamped,
-    Consistency,
     Correction,
     FirstSteps,
-    Matched,
     Normalised,
-    PerDimension,
     Plain,
     Relaxation,
-    TopK,
     Unclamped,
 )
 from steindiff.corrections.relaxation import GROWTH

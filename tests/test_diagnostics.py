@@ -11,6 +11,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from paper_only.oscillation import oscillation, plot_oscillation
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.corrections import Plain
@@ -24,12 +25,10 @@ from steindiff.diagnostics import (
     ideal_gammas,
     lipschitz,
     operator_norm,
-    oscillation,
     plot_certificate,
     plot_decay,
     plot_gammas,
     plot_lipschitz,
-    plot_oscillation,
     sampled_gammas,
 )
 from steindiff.diagnostics._lipschitz import candidate

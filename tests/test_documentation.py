@@ -113,7 +113,7 @@ def test_notebook(tmp_path, monkeypatch):
     assert gaps[1] < gaps[0]
 
 
-EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if not path.name.startswith("diffusers_")]
+EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if not re.match("diffusers_|tiny", path.name)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

@@ -28,7 +28,7 @@ from steindiff._files import atomic, unfinished, write_bytes
 from steindiff._serialization import with_checksum
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
-from steindiff.corrections import Plain, Relaxation, TopK
+from steindiff.corrections import FirstSteps, Plain, Relaxation
 from steindiff.corrections.balance import Balance
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids import GRIDS
@@ -241,7 +241,7 @@ def test_calibrations_are_told_apart_beyond_the_digits_of_their_file(tmp_path: P
 def test_settings_of_every_correction_can_be_recorded():
     for correction in (
         Plain(),
-        Relaxation(activation=TopK()),
+        Relaxation(activation=FirstSteps()),
         EMPTY.replay(),
         Balance(DCT(SHAPE), torch.ones(1, 4)),
     ):

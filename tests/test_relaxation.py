@@ -8,19 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paper_only.activation import Expansion, OnlySteps, TopK
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.averages import OverBatch, PerSample, mean
 from steindiff.corrections import (
     Clamped,
     EveryStep,
-    Expansion,
     FirstSteps,
     Normalised,
-    OnlySteps,
     Plain,
     Relaxation,
-    TopK,
     Unclamped,
 )
 from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
@@ -569,8 +567,8 @@ def test_seed_decides_the_probes():
         (lambda: Relaxation(seed=-1), r"seed must be >= 0, got -1"),
         (lambda: Clamped(0.0), r"minimum must be in \(0, 1\], got 0.0"),
         (lambda: Unclamped(1.5), r"minimum must be in \(0, 1\], got 1.5"),
-        (lambda: TopK(0), r"k must be >= 1, got 0"),
-        (lambda: FirstSteps(0), r"k must be >= 1, got 0"),
+        (lambda: TopK(0), r"k must be a whole number >= 1, got 0"),
+        (lambda: FirstSteps(0), r"k must be a whole number >= 1, got 0"),
         (lambda: Clamped(0.5, 0.1), r"maximum must be >= minimum = 0.5, got 0.1"),
         (lambda: Unclamped(growth=0.0), r"growth must be > 0 or None, got 0.0"),
         (lambda: OnlySteps((7,))(GRIDS["edm-to-zero"](EDM(), 5), 0), r"steps must lie within a run of 5 steps, got 7"),

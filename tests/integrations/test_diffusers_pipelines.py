@@ -33,11 +33,12 @@ diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 import hosts  # noqa: E402
+import tiny  # noqa: E402
 from diffusers.configuration_utils import register_to_config  # noqa: E402
 from diffusers.models.unets.unet_2d import UNet2DOutput  # noqa: E402
 
 from steindiff.integrations import diffusers as ours  # noqa: E402
-from steindiff.integrations.diffusers import pipelines, tiny  # noqa: E402
+from steindiff.integrations.diffusers import pipelines  # noqa: E402
 from steindiff.integrations.diffusers.capture import capture, network_of  # noqa: E402
 from steindiff.integrations.diffusers.pipelines import own_grid  # noqa: E402
 

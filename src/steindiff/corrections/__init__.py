@@ -4,9 +4,8 @@ A new file with a `VARIANTS` table is found by walking this folder.
 """
 
 from steindiff._discovery import Registry
-from steindiff.corrections.activation import Activation, EveryStep, Expansion, FirstSteps, OnlySteps, TopK, log_step
+from steindiff.corrections.activation import Activation, EveryStep, FirstSteps
 from steindiff.corrections.base import Correction, Transition
-from steindiff.corrections.consistency import Consistency, Likelihood, LogSigma, Matched, PerDimension
 from steindiff.corrections.plain import Plain
 from steindiff.corrections.relaxation import (
     Bounds,
@@ -25,23 +24,14 @@ __all__ = [
     "Activation",
     "Bounds",
     "Clamped",
-    "Consistency",
     "Coordinates",
     "Correction",
     "EveryStep",
-    "Expansion",
     "FirstSteps",
-    "Likelihood",
-    "LogSigma",
-    "Matched",
     "Normalised",
-    "OnlySteps",
-    "PerDimension",
     "Plain",
     "Relaxation",
     "ScheduleCoordinates",
-    "TopK",
     "Transition",
     "Unclamped",
-    "log_step",
 ]

@@ -1,10 +1,8 @@
 """Denoisers: anything that turns (x, level) into E[x* | x]."""
 
-from steindiff.denoisers.analytical_first_step import AnalyticalFirstStep
 from steindiff.denoisers.autocast import Autocast
 from steindiff.denoisers.base import CountingDenoiser, Denoiser
 from steindiff.denoisers.edm import EDMDenoiser, Preconditioned
-from steindiff.denoisers.epsilon_scaling import EpsilonScaling
 from steindiff.denoisers.gaussian import Gaussian
 from steindiff.denoisers.guidance import Guided
 from steindiff.denoisers.mixture import Empirical, Mixture
@@ -13,7 +11,6 @@ from steindiff.denoisers.thresholding import DynamicThreshold, StaticThreshold
 
 __all__ = [
     "X0",
-    "AnalyticalFirstStep",
     "Autocast",
     "CountingDenoiser",
     "Denoiser",
@@ -21,7 +18,6 @@ __all__ = [
     "EDMDenoiser",
     "Empirical",
     "Epsilon",
-    "EpsilonScaling",
     "FlowVelocity",
     "Gaussian",
     "Guided",

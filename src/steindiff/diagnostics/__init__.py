@@ -3,7 +3,6 @@
 from steindiff.diagnostics._certificate import Certificate, certificate, plot_certificate
 from steindiff.diagnostics._decay import Decay, decay, plot_decay
 from steindiff.diagnostics._lipschitz import Lipschitz, difference, lipschitz, operator_norm, plot_lipschitz
-from steindiff.diagnostics._oscillation import Oscillation, oscillation, plot_oscillation
 from steindiff.diagnostics.coupling import Flow, couple, fine_flow, ideal_step
 from steindiff.diagnostics.gamma import Gammas, SteinGamma, gammas, ideal_gammas, plot_gammas, sampled_gammas
 
@@ -13,7 +12,6 @@ __all__ = [
     "Flow",
     "Gammas",
     "Lipschitz",
-    "Oscillation",
     "SteinGamma",
     "certificate",
     "couple",
@@ -25,11 +23,9 @@ __all__ = [
     "ideal_step",
     "lipschitz",
     "operator_norm",
-    "oscillation",
     "plot_certificate",
     "plot_decay",
     "plot_gammas",
     "plot_lipschitz",
-    "plot_oscillation",
     "sampled_gammas",
 ]

@@ -1,4 +1,4 @@
-"""Measures of images: Fréchet distance (FID, FD-EfficientNet, FD-DINOv2), KID, precision, recall, IS, LPIPS, PSNR."""
+"""Measures of images: Fréchet distance (FID, FD-EfficientNet, FD-DINOv2), KID, precision, recall, IS, PSNR."""
 
 from steindiff.metrics._inception_score import inception_classifier, inception_score
 from steindiff.metrics._precision_recall import precision_recall
@@ -8,12 +8,10 @@ from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.inception import InceptionFeatures
 from steindiff.metrics.kid import kernel_distance
 from steindiff.metrics.likeness import psnr, spread
-from steindiff.metrics.lpips import LPIPS
 from steindiff.metrics.pretrained import WeightsUnavailable
 from steindiff.metrics.random_features import RandomFeatures
 
 __all__ = [
-    "LPIPS",
     "EfficientNetFeatures",
     "InceptionFeatures",
     "Moments",

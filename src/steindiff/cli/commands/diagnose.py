@@ -115,17 +115,12 @@ class Diagnosis:
         """How the error falls (Thm 4.8)."""
         return diagnostics.decay(self.denoiser, self.clean, self.levels, self.solver, self.generator)
 
-    def oscillation(self) -> diagnostics.Oscillation:
-        """A map that neither expands nor converges (Fig. 3)."""
-        return diagnostics.oscillation(torch.ones(2), 12, 1.0, self.generator)
-
 
 DIAGNOSTICS: dict[str, tuple[Callable[[Diagnosis], Any], Callable[[Any, Axes], None]]] = {
     "lipschitz": (lambda run: run.lipschitz, diagnostics.plot_lipschitz),
     "certificate": (Diagnosis.certificate, diagnostics.plot_certificate),
     "gammas": (Diagnosis.gammas, lambda found, axes: diagnostics.plot_gammas(found.ideal, axes, found.sampled)),
     "decay": (Diagnosis.decay, diagnostics.plot_decay),
-    "oscillation": (Diagnosis.oscillation, diagnostics.plot_oscillation),
 }
 """What is measured and how it is drawn, by the name of the file."""
 
@@ -156,8 +151,8 @@ def command(
 ) -> None:
     """Measure what the steps of a run do to errors, and plot it: the paper's diagnostics.
 
-    Local Lipschitz constants, the contractivity certificate, γ with and without the clean image, the decay of the
-    error, and the oscillation example. Clean images are the model's own many-step samples.
+    Local Lipschitz constants, the contractivity certificate, γ with and without the clean image, and the decay of
+    the error. Clean images are the model's own many-step samples.
     """
     from matplotlib.figure import Figure
 
