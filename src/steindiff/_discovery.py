@@ -61,12 +61,7 @@ class Registry(Mapping[str, T], Generic[T]):
             self._classes[cls.__name__] = cls  # type: ignore[assignment,union-attr]
 
     def add(self, name: str, value: T) -> None:
-        """Offer `value` under a name.
-
-        Raises:
-            TypeError: if it is not of this registry's kind.
-            ValueError: if the name is taken by something else.
-        """
+        """Offer `value` under a name."""
         if not isinstance(value, self.kind):
             raise TypeError(f"{name!r} must be a {self.kind.__name__}, got {value!r}")
         if self._found.get(name, value) != value:
@@ -97,12 +92,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._found[name]
 
     def resolve(self, argument: str, given: T | str) -> T:
-        """The object meant by a name or itself.
-
-        Raises:
-            ValueError: if there is no such name; the message has the nearest one.
-            TypeError: if it is neither a name nor of this kind.
-        """
+        """The object meant by a name or itself."""
         if isinstance(given, str):
             if given not in self:
                 raise ValueError(f"{argument} = {given!r} is not known{nearest(given, self)}")
@@ -146,11 +136,7 @@ def register(name: str, value: Any) -> None:
 
 
 def named(argument: str, name: str, table: Mapping[str, T]) -> T:
-    """Look `name` up, or say which is nearest.
-
-    Raises:
-        ValueError: naming the argument, the value and the nearest name.
-    """
+    """Look `name` up, or say which is nearest."""
     if name not in table:
         raise ValueError(f"{argument} = {name!r} is not known{nearest(name, table)}")
     return table[name]

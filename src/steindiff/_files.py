@@ -137,11 +137,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file atomically.
-
-    Raises:
-        OSError: if the folder cannot be written to or the disk is full; it names `path`.
-    """
+    """Write a file atomically."""
     with naming(path), atomic(path, durable=durable) as temporary:
         temporary.write_bytes(data)
 
@@ -160,9 +156,6 @@ def folder(path: Path) -> Path:
     """Create a folder where missing and make sure that files can be written to it, before work is spent.
 
     What a killed run left unfinished in it is removed.
-
-    Raises:
-        OSError: if that is not so; it names `path`.
     """
     with naming(path):
         path.mkdir(parents=True, exist_ok=True)

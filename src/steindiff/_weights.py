@@ -36,10 +36,6 @@ def read(path: Path, *, digest: str | None = None, trust_pickle: bool = False) -
         path: A safetensors file, or (only if trusted) a pickled PyTorch state dict.
         digest: Expected SHA-256; None checks nothing.
         trust_pickle: Allow a pickle. Unpickling a file runs whatever code it holds.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        RuntimeError: If the file is not whole, not the expected one, or a pickle that is not trusted.
     """
     if not path.is_file():
         raise FileNotFoundError(f"weights {path}: no such file")
@@ -87,9 +83,6 @@ def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
         tensors: Named tensors.
         expected: Shapes by name.
         source: Where the tensors come from, for the message.
-
-    Raises:
-        RuntimeError: If they are no such mapping, a name is missing or unknown, or a shape differs.
     """
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise RuntimeError(f"weights {source}: holds no state dict (a mapping of names to tensors)")
@@ -107,9 +100,6 @@ def assign(net: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         net: The network.
         tensors: One tensor per parameter.
         source: Where they come from, for the message.
-
-    Raises:
-        RuntimeError: If a name is missing or unknown, or a shape differs.
     """
     check(tensors, {name: tuple(p.shape) for name, p in net.named_parameters()}, source)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

@@ -208,11 +208,7 @@ class Identity(Basis):
 
 
 def natural_basis(shape: tuple[int, ...]) -> Basis:
-    """The basis to use unless told otherwise: DCT for signals, images, videos and their latents, identity for vectors.
-
-    Raises:
-        ValueError: for shapes of five and more axes, which say nothing of what is near what.
-    """
+    """The basis unless told otherwise: DCT for signals, images, videos and their latents, identity for vectors."""
     if len(shape) == 1:
         return Identity(shape)
     return DCT(shape, OPPONENT if shape[0] == 3 else ())

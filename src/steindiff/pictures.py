@@ -46,10 +46,6 @@ class Folder:
 
     Args:
         path: the folder; hidden files and those with other suffixes than `SUFFIXES` are passed over.
-
-    Raises:
-        ValueError: if the folder is missing or holds no image; from `batches`, if an image cannot be read or sizes
-            differ.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,11 +77,7 @@ class Folder:
 
 
 def decode(file: Path) -> np.ndarray:
-    """The pixels of an image, bytes `(H, W, 3)`.
-
-    Raises:
-        ValueError: if it cannot be read.
-    """
+    """The pixels of an image, bytes `(H, W, 3)`."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height * 3 > LARGEST:
@@ -102,9 +94,6 @@ class Archive:
 
     Args:
         path: the file.
-
-    Raises:
-        ValueError: if the file is damaged or holds no such array; from `batches` likewise.
     """
 
     def __init__(self, path: Path) -> None:

@@ -53,11 +53,7 @@ class Trajectory:
         return self._visit(level) is not None or finest < level.ratio < self.levels[0].ratio
 
     def __call__(self, level: Level) -> Tensor:
-        """The states at `level`, `(N, *)`.
-
-        Raises:
-            ValueError: if the trajectory does not reach that level.
-        """
+        """The states at `level`, `(N, *)`."""
         if not self.reaches(level):
             raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
         if (k := self._visit(level)) is not None:

@@ -37,11 +37,7 @@ class Batch(NamedTuple):
 
 
 def levels_for(solver: Solver, grid: Grid, schedule: Schedule, nfe: int) -> Levels:
-    """The levels of a run that spends exactly `nfe` evaluations.
-
-    Raises:
-        ValueError: if `nfe` is not a positive whole number, or this solver cannot spend exactly that many.
-    """
+    """The levels of a run that spends exactly `nfe` evaluations."""
     at_least("nfe", nfe, 1)
     spent: dict[int, Levels] = {}
     for steps in (grid.steps,) if isinstance(grid, Explicit) else range(1, nfe + 1):

@@ -18,12 +18,7 @@ def in_batches(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds no generator takes.
-
-    Raises:
-        ValueError: if there is none, or one is not a whole number from 0 to 2**63 − 1.
-        TypeError: if they are not a sequence.
-    """
+    """Refuse seeds no generator takes."""
     if not hasattr(seeds, "__len__"):
         raise TypeError(f"seeds must be a sequence, one for each sample, got {seeds!r}; write range({seeds!r})?")
     if len(seeds) == 0:

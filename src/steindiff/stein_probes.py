@@ -90,11 +90,7 @@ class SteinProbes:
         at_least("probes", self.probes, 1)
 
     def __call__(self, reference: ReferenceRun) -> tuple[ProbedLevel, ...]:
-        """Probe a reference run, from noise to data.
-
-        Raises:
-            RuntimeError: if the network gives no gradient.
-        """
+        """Probe a reference run, from noise to data."""
         path, device = reference.trajectory, reference.model.device
         count = min(self.levels, path.levels.steps)
         found = []

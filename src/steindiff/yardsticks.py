@@ -23,9 +23,6 @@ class InceptionPool:
 
     Args:
         device: where the network runs.
-
-    Raises:
-        steindiff.datasets.Unavailable: if the network is neither cached nor can be downloaded.
     """
 
     name = "Inception features (FID)"

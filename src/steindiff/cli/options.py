@@ -53,11 +53,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def device(name: str) -> str:
-    """The device meant, checked to be there.
-
-    Raises:
-        ValueError: if there is no such device, or fewer GPUs than processes.
-    """
+    """The device meant, checked to be there."""
     there = available()
     if name == "auto":
         name = next((kind for kind in there if kind != "cpu"), "cpu")
@@ -69,11 +65,7 @@ def device(name: str) -> str:
 
 
 def numbers(argument: str, text: str) -> list[int]:
-    """The whole numbers of a list such as `4,5,6`, in order and once each.
-
-    Raises:
-        ValueError: if something in it is not a whole number.
-    """
+    """The whole numbers of a list such as `4,5,6`, in order and once each."""
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -81,11 +73,7 @@ def numbers(argument: str, text: str) -> list[int]:
 
 
 def seeds(num: int, seed: int) -> range:
-    """The seeds of a run.
-
-    Raises:
-        ValueError: if there are none or they are negative.
-    """
+    """The seeds of a run."""
     at_least("num", num, 1)
     at_least("seed", seed, 0)
     if seed + num > 2**31:
@@ -99,11 +87,7 @@ def model(name: str, guidance: float, device_name: str, *, compiled: bool = Fals
 
 
 def calibrated(model: steindiff.model.Model, paths: Sequence[Path]) -> tuple[Calibrated, list[Calibration]]:
-    """The method that replays calibrations from files before the shipped ones, and what the files held.
-
-    Raises:
-        ValueError: if a file is damaged or was measured for something else.
-    """
+    """The method that replays calibrations from files before the shipped ones, and what the files held."""
     loaded = [Calibration.load(path) for path in paths]
     for path, own in zip(paths, loaded, strict=True):
         try:

@@ -47,9 +47,6 @@ def certificate(levels: Levels, denoiser: Sequence[float], noise: Sequence[float
         levels: the run.
         denoiser: L_D at the start of every step.
         noise: L_ε at the start of every step, ε = (x − α D)/σ.
-
-    Raises:
-        ValueError: if there is not one constant a step.
     """
     for name, values in (("denoiser", denoiser), ("noise", noise)):
         if len(values) != levels.steps:

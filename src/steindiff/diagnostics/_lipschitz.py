@@ -108,9 +108,6 @@ def lipschitz(
     """Measure L_T, L_D and L_ε along a plain run from `x`, `(B, *)`, at every `every`-th step.
 
     Other arguments as in `operator_norm`.
-
-    Raises:
-        ValueError: if `every` is not positive.
     """
     if every < 1:
         raise ValueError(f"every must be >= 1, got {every}")

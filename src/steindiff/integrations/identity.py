@@ -70,9 +70,6 @@ def check_identity(known: dict[str, Any], module: nn.Module, tolerance: float = 
         known: what `identify` gave.
         module: the network at hand.
         tolerance: relative difference allowed, for half precision.
-
-    Raises:
-        ValueError: naming what differs.
     """
     found, fields = identify(module), decode("network", known, dict[str, Any])
     recorded = decode("network", {("name" if key == "class" else key): v for key, v in fields.items()}, Identity)

@@ -123,11 +123,7 @@ def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma
 
 
 def levels_of(sigmas: Tensor, *, flow: bool = False) -> Levels:
-    r"""The levels a host means by its `sigmas`, `(n,)`: strictly decreasing, usually ending in 0.
-
-    Raises:
-        ValueError: if there are fewer than two, or they do not decrease.
-    """
+    r"""The levels a host means by its `sigmas`, `(n,)`: strictly decreasing, usually ending in 0."""
     schedule = Flow() if flow else EDM()
     return Levels(tuple(schedule.level(s) if s > 0.0 else schedule.clean() for s in sigmas.double().tolist()), schedule)
 
@@ -147,11 +143,7 @@ def check_replay(
     flow: bool = False,
     conditions: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse a calibration for another solver, shape, grid, kind of model, or other conditions.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuse a calibration for another solver, shape, grid, kind of model, or other conditions."""
     if found := calibration.differences(solver=solver, shape=tuple(x.shape[1:]), conditions=conditions):
         raise ValueError(f"calibration does not fit: {'; '.join(found)}")
     schedule = calibration.levels.schedule

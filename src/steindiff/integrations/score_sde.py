@@ -20,9 +20,6 @@ def vp_denoiser(network: Network, steps: int = 1000) -> Epsilon:
     Args:
         network: `(B, *)` states and `(B,)` labels to an output `(B, *)`.
         steps: N, the number of discrete steps its labels count.
-
-    Raises:
-        ValueError: if `steps` is below 2.
     """
     at_least("steps", steps, 2)
     return Epsilon(network, time=partial(_label, steps - 1))

@@ -65,8 +65,5 @@ def inception_classifier(
     Args:
         device: Where to put it.
         build: What makes the network; torchvision's own loader unless given.
-
-    Raises:
-        WeightsUnavailable: If torchvision or its weights cannot be had.
     """
     return ImageNetInput(pretrained("torchvision InceptionV3", build), size=299).to(device)

@@ -168,12 +168,7 @@ class EfficientNetFeatures(nn.Module):
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> EfficientNetFeatures:
-        """Read the published weights from a file, without running code it may hold.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            RuntimeError: If the file is not whole or holds other weights.
-        """
+        """Read the published weights from a file, without running code it may hold."""
         if not path.is_file():
             raise FileNotFoundError(f"EfficientNet weights {path}: no such file")
         try:

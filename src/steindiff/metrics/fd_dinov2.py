@@ -28,8 +28,5 @@ def dinov2_features(device: torch.device | str = "cpu", *, build: Callable[[], A
     Args:
         device: Where to put it.
         build: What makes the network; the authors' own loader through torch.hub unless given.
-
-    Raises:
-        WeightsUnavailable: If the repository or its weights cannot be had.
     """
     return ImageNetInput(pretrained("DINOv2 ViT-L/14", build), size=224).to(device)

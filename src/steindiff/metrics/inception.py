@@ -54,12 +54,7 @@ class InceptionFeatures(nn.Module):
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu", *, tf32: bool = False) -> InceptionFeatures:
-        """Read the TorchScript network from a file.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            RuntimeError: If the file is not a TorchScript network.
-        """
+        """Read the TorchScript network from a file."""
         if not path.is_file():
             raise FileNotFoundError(f"Inception network {path}: no such file")
         try:

@@ -23,9 +23,6 @@ def pretrained(name: str, build: Callable[[], Any]) -> nn.Module:
     Args:
         name: What it is, for the message.
         build: A loader, which may import a package or download a file.
-
-    Raises:
-        WeightsUnavailable: If the package is missing or the download fails.
     """
     try:
         network: nn.Module = build()

@@ -34,12 +34,7 @@ def save(path: Path, moments: Moments) -> None:
 
 
 def read(path: Path) -> Moments:
-    """Read what `save` wrote.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        RuntimeError: If the file is truncated or holds something else.
-    """
+    """Read what `save` wrote."""
     if not path.is_file():
         raise FileNotFoundError(f"reference statistics {path}: no such file")
     try:

@@ -36,9 +36,6 @@ def traced(function: Auxiliary, z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Call the function where gradients are on; refuse results that are cut off from `z`.
 
     A step r x + b D(x) has a gradient even where D has none: what is handed out on the way is looked at, too.
-
-    Raises:
-        RuntimeError: if the output or one of the tensors handed out has no graph.
     """
     output, auxiliary = function(z)
     if not all(tensor.requires_grad for tensor in (output, *auxiliary)):
@@ -99,10 +96,6 @@ def check_gradient(function: Function, x: Tensor, h: float, route: Route = by_au
         x: where, `(B, *)`; one sample is enough.
         h: width of the difference, some hundredths of the noise level of `x`.
         route: `by_autograd` or `by_functional`.
-
-    Raises:
-        RuntimeError: if there is no gradient, or they differ by more than a tenth and three times what two widths
-            of difference differ by.
     """
     v = torch.ones_like(x).cumsum(-1).mul_(2.0).cos_().sign_()  # a fixed pattern of ±1
 

@@ -25,11 +25,7 @@ class Directions(ABC):
         return 1
 
     def check(self, num: int) -> None:
-        """Refuse a number of probes that is not a positive multiple of the group size.
-
-        Raises:
-            ValueError: naming the number and what is allowed.
-        """
+        """Refuse a number of probes that is not a positive multiple of the group size."""
         if num < 1 or num % self.group:
             raise ValueError(f"probes must be a positive multiple of {self.group} with {self!r}, got {num}")
 
@@ -42,9 +38,6 @@ class Directions(ABC):
 
         The directions of the whole distributed batch are drawn and this process keeps its part: given equally seeded
         generators, what is drawn for a sample does not depend on how the batch is cut.
-
-        Raises:
-            ValueError: if `num` is not a positive multiple of the group size.
         """
         self.check(num)
         offset, total = shard(x)

@@ -29,9 +29,6 @@ def memory_per_sample(step: Step, x: Tensor, together: int = 1) -> int:
         step: the step to linearise.
         x: its states; of a single sample all that is kept is counted.
         together: directions pulled back in one pass.
-
-    Raises:
-        RuntimeError: if the network cannot be differentiated by autograd (function transforms hide what they save).
     """
     graph = _saved(step, x, 2) - _saved(step, x, 1) if len(x) > 1 else _saved(step, x, 1)
     return round(graph * (1 + GRADIENTS * together))

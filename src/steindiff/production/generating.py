@@ -31,11 +31,7 @@ class GenerateResult(NamedTuple):
 
 
 def recipe(model: Model, sampler: Sampler) -> dict[str, Any]:
-    """How images are made, as JSON.
-
-    Raises:
-        ValueError: if a part of it cannot be recorded.
-    """
+    """How images are made, as JSON."""
     levels = sampler.levels_for(model.schedule)
     return {
         "model": model.name,

@@ -123,11 +123,7 @@ class Manifest:
 
     @classmethod
     def from_dict(cls, content: Any) -> Manifest:
-        """Rebuild from a file's content, checking everything.
-
-        Raises:
-            ValueError: if anything is missing, altered or of another version.
-        """
+        """Rebuild from a file's content, checking everything."""
         file: _File = decode("manifest", verified("manifest", content, FORMAT), _File)
         Within(0, LARGEST_INT - file.seeds.count)("manifest.seeds.first", file.seeds.first)
         return cls(
@@ -142,12 +138,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read and check the manifest of a folder.
-
-        Raises:
-            OSError: if there is none or it cannot be read.
-            ValueError: if it is not a sound manifest of this format; the message names the file.
-        """
+        """Read and check the manifest of a folder."""
         path = folder / MANIFEST
         try:
             return cls.from_dict(read_json(path))
@@ -157,21 +148,12 @@ class Manifest:
             ) from None
 
     def enter(self, folder: Path) -> None:
-        """Write the manifest where there is none yet, else make sure that it is the same.
-
-        Raises:
-            OSError: if it cannot be written.
-            ValueError: if the folder holds another set; the message names what differs.
-        """
+        """Write the manifest where there is none yet, else make sure that it is the same."""
         if self.check(folder) is None:
             write_json(folder / MANIFEST, self.to_dict())
 
     def check(self, folder: Path) -> Manifest | None:
-        """The manifest of the folder, equal to this one but for the number of threads; None if it holds none.
-
-        Raises:
-            ValueError: if the folder holds another set; the message names what differs.
-        """
+        """The manifest of the folder, equal to this one but for the number of threads; None if it holds none."""
         try:
             known = Manifest.load(folder)
         except FileNotFoundError:

@@ -55,9 +55,6 @@ def setting(value: Any) -> Any:
     """A setting as JSON: equal for equal settings in any process, different for different ones.
 
     Dataclasses become `{"kind": …, field: …}`, functions their names, tensors and replayed weights their checksums.
-
-    Raises:
-        ValueError: if there is no rule for its type.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: setting(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}

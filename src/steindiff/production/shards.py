@@ -51,11 +51,7 @@ def sum_line(folder: Path, k: int, data: bytes) -> bytes:
 
 
 def write(folder: Path, manifest: Manifest, k: int, shard: Shard) -> None:
-    """Write shard k whole, then its checksum: a shard without one is not finished.
-
-    Raises:
-        OSError: if the folder cannot be written to or the disk is full; it names the file.
-    """
+    """Write shard k whole, then its checksum: a shard without one is not finished."""
     tensors = {"images": shard.images, "seeds": shard.seeds, "set": _identity(manifest)}
     if shard.labels is not None:
         tensors["labels"] = shard.labels
@@ -65,13 +61,7 @@ def write(folder: Path, manifest: Manifest, k: int, shard: Shard) -> None:
 
 
 def read(folder: Path, manifest: Manifest, k: int) -> Shard:
-    """Read shard k, checking everything.
-
-    Raises:
-        FileNotFoundError: if the shard is not finished.
-        OSError: if it cannot be read.
-        ValueError: if it is truncated, altered or of another set; the message names the file.
-    """
+    """Read shard k, checking everything."""
     path = shard_path(folder, k)
     n = len(manifest.part(k))
     need = {"images": (torch.uint8, (n, *manifest.shape)), "seeds": (torch.int64, (n,)), "set": (torch.uint8, (32,))}
@@ -139,11 +129,7 @@ def listed(items: Iterable[str]) -> str:
 
 
 def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> ShardStatus:
-    """Read some shards and say how they are.
-
-    Raises:
-        OSError: if a file that is there cannot be read.
-    """
+    """Read some shards and say how they are."""
     sound, missing, damaged = [], [], {}
     for k in shards:
         try:

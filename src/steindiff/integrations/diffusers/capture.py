@@ -65,11 +65,7 @@ CHANGING: dict[str, tuple[Any, ...]] = {
 
 
 def network_of(pipe: Any) -> nn.Module:
-    """The network a pipeline evaluates at every step.
-
-    Raises:
-        ValueError: if the pipeline has none, or several that take turns.
-    """
+    """The network a pipeline evaluates at every step."""
     found = [name for name in NETWORKS if pipe.components.get(name) is not None]
     if len(found) != 1:
         raise ValueError(
@@ -295,9 +291,6 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
         pipe: the pipeline.
         record: one step.
         settings: the arguments of the pipeline's call, defaults included.
-
-    Raises:
-        ValueError: if none does.
     """
     total, rows = sum(len(call.state) for call in record.calls), len(record.sample)
     embedded = record.calls[0].conditions.get("guidance")
@@ -325,11 +318,7 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
 
 
 def time_of(pipe: Any, steps: Sequence[Recorded], call: int) -> tuple[float, float]:
-    """Unit and offset of the time a network is told, from the scheduler's timesteps.
-
-    Raises:
-        ValueError: if no affine function gives all of them, or a network is told several times at once.
-    """
+    """Unit and offset of the time a network is told, from the scheduler's timesteps."""
     t = torch.tensor([step.timestep for step in steps], dtype=torch.float64)
     told = torch.stack([step.calls[call].time.double().flatten()[0].cpu() for step in steps])
     for step in steps:
@@ -362,9 +351,6 @@ def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
         call: one call.
         scaled: the states, one for each sample.
         copies: under how many conditions each was evaluated.
-
-    Raises:
-        ValueError: if the network was not given the state.
     """
     given, states = call.state, torch.cat([scaled.to(call.state.dtype)] * copies)
     shape = tuple(given.shape[1:])
@@ -414,11 +400,7 @@ def rebuild(
 
 
 def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded], samples: int) -> None:
-    """Refuse a rebuilt network whose arguments or outputs are not what the pipeline had in step i.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuse a rebuilt network whose arguments or outputs are not what the pipeline had in step i."""
     name, record = f"pipe = {type(pipe).__name__}", steps[i]
     if i and not torch.equal(steps[i - 1].result[:samples].to(record.sample.dtype), record.sample[:samples]):
         raise ValueError(
@@ -458,11 +440,7 @@ def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded], sa
 
 
 def check_network(pipe: Any, module: nn.Module, record: Recorded) -> None:
-    """Refuse a network that answers differently when it is asked again.
-
-    Raises:
-        ValueError: saying by how much.
-    """
+    """Refuse a network that answers differently when it is asked again."""
     for asked in record.calls:
         arguments = asked.arguments(module)
         with torch.no_grad():
@@ -486,11 +464,7 @@ def asked_shape(asked: Asked) -> tuple[int, ...]:
 
 
 def dealing(pipe: Any, network: Guided, record: Recorded, samples: int, batch: int) -> Guided:
-    """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size.
-
-    Raises:
-        ValueError: if no known way does.
-    """
+    """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size."""
     rows = (samples - 1,) if samples > 1 or batch == 1 else (0, 0)
     x = record.scaled[list(rows)]
     t = torch.full((len(rows),), record.timestep, dtype=torch.float64)
@@ -552,11 +526,7 @@ def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
 
 
 def record(pipe: Any, module: nn.Module, scheduler: Any, call: Mapping[str, Any]) -> Recording:
-    """Run a pipeline once and record it.
-
-    Raises:
-        ValueError: if it does not run with this scheduler, or not in steps that call the network.
-    """
+    """Run a pipeline once and record it."""
     name = f"pipe = {type(pipe).__name__}"
     recording = Recording(module)
     before = pipe.scheduler
@@ -582,9 +552,6 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
         scheduler: the scheduler to run it with, of the family of the pipeline's own.
         batch: samples at a time, at most.
         call: arguments of the pipeline's call.
-
-    Raises:
-        ValueError: if the pipeline has no network, or what it does with the network's outputs cannot be rebuilt.
     """
     module, name = network_of(pipe), f"pipe = {type(pipe).__name__}"
     for key, still in CHANGING.items():

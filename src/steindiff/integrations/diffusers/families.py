@@ -201,11 +201,7 @@ def settings_of(scheduler: Any) -> dict[str, Any]:
 
 
 def family_of(scheduler: Any) -> Family:
-    """The family of a diffusers scheduler, stock or ours.
-
-    Raises:
-        ValueError: if the scheduler belongs to none that is known.
-    """
+    """The family of a diffusers scheduler, stock or ours."""
     config, name = settings_of(scheduler), type(scheduler).__name__
     if hasattr(scheduler, "precondition_noise") and "sigma_data" in config:
         # What EDM networks are told is 0 at σ = 1, what Stable Audio's are told is 1/2.
@@ -264,9 +260,6 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
         scheduler: where the process comes from.
         host: the class.
         settings: go before the source's.
-
-    Raises:
-        ValueError: if the class cannot have the process.
     """
     # With its class's name the settings only that class knows are carried along without a warning.
     config = {**scheduler.config, "_class_name": type(scheduler).__name__}
@@ -287,11 +280,7 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
 
 
 def dpm_solver(config: Mapping[str, Any]) -> Solver:
-    """DPM-Solver++ as a configuration describes it.
-
-    Raises:
-        ValueError: if the configuration asks for a variant that is stochastic or not DPM-Solver++ in midpoint form.
-    """
+    """DPM-Solver++ as a configuration describes it."""
     require(config, "algorithm_type", "dpmsolver++")
     require(config, "solver_type", "midpoint")
     require(config, "euler_at_final", False)
@@ -299,12 +288,7 @@ def dpm_solver(config: Mapping[str, Any]) -> Solver:
 
 
 def unipc_solver(config: Mapping[str, Any]) -> Solver:
-    """UniPC as a configuration describes it.
-
-    Raises:
-        ValueError: if the configuration works on ε, swaps the predictor, disables the corrector here and there, or
-            makes diffusers' bh1 step to σ = 0, where it is NaN.
-    """
+    """UniPC as a configuration describes it."""
     require(config, "predict_x0", True)
     require(config, "solver_p", None)
     require(config, "disable_corrector", [])

@@ -61,11 +61,7 @@ Layout = Tokens | ChannelsAt
 
 
 def layout_of(state: Sequence[int], shape: Sequence[int]) -> Layout:
-    """How a state of shape `state` stands for samples of shape `shape`, both without the batch axis.
-
-    Raises:
-        ValueError: if it cannot.
-    """
+    """How a state of shape `state` stands for samples of shape `shape`, both without the batch axis."""
     state, shape = tuple(state), tuple(shape)
     for axis in range(len(state)):
         if (*shape[1 : axis + 1], shape[0], *shape[axis + 1 :]) == state:

@@ -85,11 +85,7 @@ def answer(output: Any) -> Any:
 
 
 def fitted(output: Any, shape: Sequence[int]) -> Tensor:
-    """A model's answer for states of `shape`: without predicted variances, appended channels and tokens, single axes.
-
-    Raises:
-        ValueError: if the answer is smaller than the state.
-    """
+    """A model's answer for states of `shape`: without variances, appended channels and tokens, and single axes."""
     out = torch.stack(list(output)) if isinstance(output, list | tuple) else output
     while out.ndim > 1 + len(shape) and 1 in out.shape[1:]:
         out = out.squeeze(1 + list(out.shape[1:]).index(1))

@@ -63,11 +63,7 @@ SAID = 2**30
 
 
 def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
-    """The scheduler class that runs `solver`, and the settings that make it do so.
-
-    Raises:
-        ValueError: if none does.
-    """
+    """The scheduler class that runs `solver`, and the settings that make it do so."""
     if isinstance(solver, DPMSolverMultistep):
         settings = {
             "algorithm_type": "dpmsolver++",
@@ -380,11 +376,7 @@ class GuidanceGuard:
         self._embedded = None if embedded is None else float(embedded.flatten()[0])
 
     def check(self, model_output: Tensor) -> None:
-        """Compare, and let go of the outputs.
-
-        Raises:
-            ValueError: if the network did not run, or the guidance is another one.
-        """
+        """Compare, and let go of the outputs."""
         if self.guidance is None:
             return
         outputs = self._outputs
@@ -425,11 +417,7 @@ def called(
 
 
 def guidance_known(calibration: Calibration) -> Guidance:
-    """The guidance a calibration was measured with.
-
-    Raises:
-        ValueError: if what it records is not one.
-    """
+    """The guidance a calibration was measured with."""
     known: Guidance = decode("guidance", calibration.conditions.get("guidance"), Guidance)
     if known.copies not in (1, 2) or known.conditional not in range(known.copies):
         raise ValueError(f"guidance must combine 1 or 2 conditions, got {known}")
@@ -497,11 +485,7 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
 
 
 def check_network(calibration: Calibration, module: nn.Module) -> None:
-    """Refuse a network the calibration was not measured on, or a calibration that does not say on which it was.
-
-    Raises:
-        ValueError: naming what differs, and what to do.
-    """
+    """Refuse a network the calibration was not measured on, or a calibration that does not say on which it was."""
     missing = [name for name in ("network", "guidance") if not isinstance(calibration.conditions.get(name), dict)]
     if missing:
         raise ValueError(

@@ -148,11 +148,7 @@ class Corrected:
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """As in diffusers; the configuration of a flow-matching scheduler gives one for flow matching.
-
-        Raises:
-            ValueError: if the stock class knows no flow matching.
-        """
+        """As in diffusers; the configuration of a flow-matching scheduler gives one for flow matching."""
         if isinstance(config, Mapping) and "shift" in config and "beta_schedule" not in config:
             if "use_flow_sigmas" not in inspect.signature(cls.stock.__init__).parameters:
                 raise ValueError(
@@ -335,11 +331,7 @@ def begins_late(scheduler: Any, calibration: Calibration) -> bool:
 
 
 def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
-    """Refuse a calibration of another solver or another forward process than the scheduler's.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuse a calibration of another solver or another forward process than the scheduler's."""
     if found := calibration.differences(solver=solver):
         raise ValueError(f"stein_calibration does not fit: {'; '.join(found)}")
     family, levels = family_of(scheduler), calibration.levels
