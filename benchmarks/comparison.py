@@ -46,15 +46,14 @@ from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Denoiser
 from steindiff.grids import Grid
+from steindiff.images import to_uint8
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
 from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, precision_recall, references
-from steindiff.metrics.inception import InceptionFeatures
-from steindiff.metrics.likeness import psnr, spread
-from steindiff.metrics.random_features import RandomFeatures
+from steindiff.metrics.features import InceptionFeatures, RandomFeatures
+from steindiff.metrics.scores import psnr, spread
 from steindiff.model import Model
 from steindiff.models import PARAMETERISATIONS, ByLabel
-from steindiff.pixels import to_uint8
 from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import Sampler, levels_for
 from steindiff.search import Search

@@ -64,10 +64,10 @@ from steindiff.denoisers import Denoiser, EDMDenoiser, Epsilon
 from steindiff.diagnostics import certificate, lipschitz
 from steindiff.grids import Karras, LogSNR
 from steindiff.grids.base import Grid
+from steindiff.images import png, to_uint8
 from steindiff.integrations import edm
 from steindiff.levels import Level, Levels
 from steindiff.metrics import EfficientNetFeatures, InceptionFeatures, Moments, inception_score, references
-from steindiff.pixels import png, to_uint8
 from steindiff.probes import VJP, Adaptive, Analytic, check_gradient
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, Discrete

@@ -20,8 +20,8 @@ from recording import machine
 from steindiff import datasets
 from steindiff._files import write_json
 from steindiff.metrics import references
+from steindiff.metrics.features import InceptionFeatures
 from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.metrics.inception import InceptionFeatures
 
 
 def main() -> None:

@@ -39,8 +39,8 @@ from steindiff.bases import DCT, Basis, Identity
 from steindiff.calibrating import ByEnergy
 from steindiff.corrections.balance import Balance, balance
 from steindiff.denoisers import Gaussian, Guided
-from steindiff.denoisers.batched import Batched
-from steindiff.grids.logsnr import LogSNR
+from steindiff.denoisers.wrappers import Batched
+from steindiff.grids.rules import LogSNR
 from steindiff.grids.stein import Stein
 from steindiff.solvers import DDIM, DPMSolverMultistep
 from steindiff.stein_probes import ProbedLevel, SteinDensity, SteinEnergy, SteinProbes

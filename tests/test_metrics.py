@@ -17,10 +17,8 @@ from steindiff.metrics import (
     kernel_distance,
     precision_recall,
 )
-from steindiff.metrics._inception_score import gather_logits
-from steindiff.metrics._precision_recall import radii
-from steindiff.metrics.inception import resize_matrix
-from steindiff.metrics.kid import squared_mmd
+from steindiff.metrics.features import resize_matrix
+from steindiff.metrics.scores import gather_logits, radii, squared_mmd
 
 
 def test_resize_reads_unshifted_positions():

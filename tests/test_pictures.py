@@ -14,7 +14,7 @@ from PIL import Image
 import drills
 from damage import Trap
 from steindiff._distributed import Rank
-from steindiff.pictures import Archive, Folder, Stack
+from steindiff.images import Archive, Folder, Stack
 from steindiff.production import Images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (11, 4, 5, 3), dtype=np.uint8)

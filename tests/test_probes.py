@@ -16,7 +16,7 @@ from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff.averages import PerSample
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
-from steindiff.denoisers.batched import Batched
+from steindiff.denoisers.wrappers import Batched
 from steindiff.levels import Level
 from steindiff.probes import (
     JVP,

@@ -32,10 +32,10 @@ from steindiff.corrections import FirstSteps, Plain, Relaxation
 from steindiff.corrections.balance import Balance
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids import GRIDS
+from steindiff.images import Folder
 from steindiff.model import Model
-from steindiff.pictures import Folder
 from steindiff.production import Images, Manifest, to_png, verify
-from steindiff.production.settings import setting
+from steindiff.production.manifest import setting
 from steindiff.sampler import levels_for
 from steindiff.schedules import SCHEDULES
 

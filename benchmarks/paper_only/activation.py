@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steindiff._checks import at_least
-from steindiff.corrections.activation import Activation, inner
+from steindiff.corrections.relaxation import Activation, inner
 from steindiff.levels import Levels
 
 Need = Callable[[Levels, int], float]

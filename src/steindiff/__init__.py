@@ -13,8 +13,7 @@ from steindiff._discovery import register
 from steindiff._version import __version__
 from steindiff.bases import BASES, DCT, Basis, Identity
 from steindiff.calibrating import ByAlignment, ByEnergy, Progress, Recipe, calibrate, calibrate_budgets
-from steindiff.calibration import Calibration
-from steindiff.calibration_set import CalibrationSet
+from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.comparison import CompareOptions, Comparison, compare
 from steindiff.corrections import CORRECTIONS, Correction
 from steindiff.corrections.replay import Replay, StepWeights

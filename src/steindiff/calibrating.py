@@ -17,13 +17,10 @@ from steindiff._version import __version__
 from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment
 from steindiff.corrections.balance import Balance
-from steindiff.corrections.base import Correction
-from steindiff.corrections.plain import Plain
+from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids.base import Grid
-from steindiff.grids.karras import Karras
-from steindiff.grids.logsnr import LogSNR
-from steindiff.grids.uniform import UniformTime
+from steindiff.grids.rules import Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model

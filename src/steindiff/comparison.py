@@ -31,16 +31,16 @@ from steindiff._progress import Listener
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.corrections import CORRECTIONS
-from steindiff.corrections.hook import WithHook
+from steindiff.corrections.base import WithHook
 from steindiff.corrections.replay import Replay
 from steindiff.diagnostics._lipschitz import candidate, operator_norm
 from steindiff.grids import GRIDS
 from steindiff.grids.base import Grid
 from steindiff.levels import Levels
 from steindiff.loop import StepInfo, sample
+from steindiff.metrics.features import RandomFeatures
 from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.metrics.likeness import psnr, spread
-from steindiff.metrics.random_features import RandomFeatures
+from steindiff.metrics.scores import psnr, spread
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
 from steindiff.sampler import Sampler

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from steindiff.denoisers.base import Denoiser
-from steindiff.denoisers.batched import Batched
+from steindiff.denoisers.wrappers import Batched
 from steindiff.levels import Level
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import in_batches, noise

@@ -14,7 +14,7 @@ from steindiff._distributed import all_reduce_sum, rank
 from steindiff.averages import mean
 from steindiff.bases import Basis, natural_basis
 from steindiff.corrections.alignment import Groups
-from steindiff.grids.logsnr import LogSNR
+from steindiff.grids.rules import LogSNR
 from steindiff.levels import Level, Levels
 from steindiff.loop import StepInfo, sample
 from steindiff.model import Model

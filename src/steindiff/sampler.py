@@ -15,7 +15,7 @@ from torch import Tensor
 from steindiff._checks import at_least
 from steindiff._progress import bar
 from steindiff.corrections import CORRECTIONS, Correction
-from steindiff.corrections.plain import Plain
+from steindiff.corrections.base import Plain
 from steindiff.grids import GRIDS, Explicit, Grid
 from steindiff.levels import Levels
 from steindiff.loop import SampleResult, StepInfo, sample

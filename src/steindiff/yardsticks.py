@@ -10,9 +10,9 @@ from torch import Tensor
 
 from steindiff import datasets
 from steindiff.comparison import Yardstick
+from steindiff.images import to_uint8
 from steindiff.metrics import InceptionFeatures, RandomFeatures, references
 from steindiff.model import Model
-from steindiff.pixels import to_uint8
 
 MOMENTS = Path(__file__).parent / "moments"
 """Moments of the embedded models' training images under `RandomFeatures`; benchmarks/demo_reference.py makes them."""

@@ -20,8 +20,8 @@ import drills
 from damage import EDITS, HOSTILE, JSON, edited, mutated, refusal
 from steindiff import _weights as weights
 from steindiff._serialization import with_checksum
+from steindiff.images import Archive, Folder
 from steindiff.metrics import Moments, frechet_distance, references
-from steindiff.pictures import Archive, Folder
 from steindiff.production import Images, Manifest, verify
 from steindiff.production.shards import sum_line
 

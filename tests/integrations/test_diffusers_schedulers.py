@@ -26,7 +26,7 @@ from steindiff.corrections.relaxation import Normalised, Relaxation
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
-from steindiff.probes.analytic import Analytic
+from steindiff.probes.modes import Analytic
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
 diffusers = pytest.importorskip("diffusers")

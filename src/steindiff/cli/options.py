@@ -13,8 +13,8 @@ import typer
 import steindiff.model
 from steindiff import zoo
 from steindiff._checks import at_least
-from steindiff._devices import available
 from steindiff._discovery import named
+from steindiff._environment import available
 from steindiff.calibration import Calibration
 from steindiff.cli.process_group import own_gpu
 from steindiff.comparison import Calibrated, default_methods

@@ -4,13 +4,14 @@ A new file with a `VARIANTS` table is found by walking this folder.
 """
 
 from steindiff._discovery import Registry
-from steindiff.corrections.activation import Activation, EveryStep, FirstSteps
-from steindiff.corrections.base import Correction, Transition
-from steindiff.corrections.plain import Plain
+from steindiff.corrections.base import Correction, Plain, Transition
 from steindiff.corrections.relaxation import (
+    Activation,
     Bounds,
     Clamped,
     Coordinates,
+    EveryStep,
+    FirstSteps,
     Normalised,
     Relaxation,
     ScheduleCoordinates,

@@ -2,10 +2,7 @@
 
 from steindiff._discovery import Registry
 from steindiff.grids.base import Grid
-from steindiff.grids.explicit import Explicit
-from steindiff.grids.karras import Karras
-from steindiff.grids.logsnr import LogSNR
-from steindiff.grids.uniform import UniformTime
+from steindiff.grids.rules import Explicit, Karras, LogSNR, UniformTime
 
 GRIDS: Registry[Grid] = Registry(__name__, Grid)
 

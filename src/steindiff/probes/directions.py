@@ -1,4 +1,4 @@
-r"""Random directions v with E[vvᵀ] = I, so that E[vᵀJv] = tr J."""
+r"""Random directions v with E[vvᵀ] = I."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from steindiff.pixels import picture, to_uint8
+from steindiff.images import picture, to_uint8
 
 GAP, CAPTION = 2, 150
 LOSSLESS = 256 * 256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from steindiff.denoisers.edm import precondition
+from steindiff.denoisers.prediction import precondition
 from steindiff.zoo.unet import UNet, UNetConfig
 
 
@@ -33,7 +33,7 @@ class ZooNetwork(nn.Module):
 
 
 class EDMPrecond(ZooNetwork):
-    r"""EDM-preconditioned denoiser D(x, σ) = E[x* | x] for x = x* + σ ε; see `steindiff.denoisers.edm.precondition`.
+    r"""EDM-preconditioned denoiser D(x, σ) = E[x* | x] for x = x* + σ ε; see `denoisers.prediction.precondition`.
 
     The combination is made in float32 (float64 where x is), whatever the precision of the network.
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 import steindiff
 from steindiff import datasets, zoo
-from steindiff._packages import installed
+from steindiff._environment import installed
 from steindiff.cli.options import Json
 from steindiff.cli.output import print_json, show, text
 from steindiff.metrics import references

@@ -17,6 +17,7 @@ from steindiff._discovery import named
 from steindiff._distributed import gather, rank
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, show, text
+from steindiff.images import Archive, Folder, Pictures, Stack
 from steindiff.metrics import (
     EfficientNetFeatures,
     InceptionFeatures,
@@ -30,7 +31,6 @@ from steindiff.metrics import (
     precision_recall,
     references,
 )
-from steindiff.pictures import Archive, Folder, Pictures, Stack
 from steindiff.production import Images
 from steindiff.production.manifest import MANIFEST
 

@@ -29,10 +29,8 @@ from steindiff._progress import bar
 from steindiff._serialization import decode
 from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
-from steindiff.calibration import Calibration
-from steindiff.calibration_set import CalibrationSet
-from steindiff.grids.explicit import Explicit
-from steindiff.grids.logsnr import LogSNR
+from steindiff.calibration import Calibration, CalibrationSet
+from steindiff.grids.rules import Explicit, LogSNR
 from steindiff.integrations.diffusers.capture import capture, chunks, deviation, network_of, parts_of
 from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
 from steindiff.integrations.diffusers.networks import Guidance, answer

@@ -39,15 +39,14 @@ from diffusers.utils import logging
 from torch import Tensor
 
 from steindiff.averages import PerSample
-from steindiff.calibration import Calibration
-from steindiff.calibration_set import CalibrationSet
+from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.corrections.relaxation import Normalised, Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
 from steindiff.integrations.diffusers.layouts import layout_of
 from steindiff.levels import Level, Levels
-from steindiff.probes.analytic import Analytic
+from steindiff.probes.modes import Analytic
 from steindiff.solvers import Solver
 from steindiff.tableau import Proposal, Row, Step, Tableau
 

@@ -1,10 +1,8 @@
-"""Sets of images wherever they lie, read a batch at a time: folders, archives, tensors.
-
-A finished production, `steindiff.production.Images`, is such a set, too.
-"""
+"""Images: tensors to bytes and PNG, and sets of images wherever they lie, read a batch at a time."""
 
 from __future__ import annotations
 
+import io
 import math
 import zipfile
 from collections.abc import Iterator
@@ -18,6 +16,25 @@ from PIL import Image
 from torch import Tensor
 
 from steindiff._distributed import EVERYTHING, Rank
+
+
+def to_uint8(x: Tensor) -> Tensor:
+    """Images in [−1, 1], `(*)`, as bytes 0 to 255; what lies outside is clipped."""
+    return ((x.clamp(-1, 1) + 1) * 127.5).round().byte()
+
+
+def picture(pixels: Tensor) -> Image.Image:
+    """The picture of bytes `(C, H, W)`, C = 1 or 3."""
+    array = pixels.movedim(0, -1).numpy()
+    return Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
+
+
+def png(pixels: Tensor) -> bytes:
+    """The PNG file of bytes `(C, H, W)`, C = 1 or 3."""
+    buffer = io.BytesIO()
+    picture(pixels).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")

@@ -1,6 +1,8 @@
-"""The devices of this machine, by the names torch gives them."""
+"""The devices of this machine and the packages installed."""
 
 from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -13,3 +15,11 @@ def available() -> list[str]:
 def device_name(device: torch.device) -> str:
     """The kind of device, of a GPU its model: images are reproduced to the bit on the same kind only."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def installed(name: str) -> str | None:
+    """Version of a package, None where it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

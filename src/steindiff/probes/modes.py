@@ -1,0 +1,121 @@
+r"""The other probes: the linear part alone, one probe after another, all coordinates, part of a batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from steindiff.levels import Level
+from steindiff.probes._pullback import Route, by_autograd
+from steindiff.probes.base import Probe, Probed, flat_step, joined_evaluations, linear, rebuilt, restricted
+from steindiff.probes.hutchinson import VJP
+from steindiff.tableau import Step
+
+
+@dataclass(frozen=True)
+class Analytic(Probe):
+    r"""div T ≈ slope·d, the paper's analytical mode. Free, and biased by the network's share of the divergence.
+
+    For first-order steps the bias is (α_t − (σ_t/σ_s) α_s) div D: small at high noise, where D hardly depends on x.
+    """
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        return linear(step, x, error=math.nan if step.tableau.stages else 0.0)
+
+
+@dataclass(frozen=True)
+class Adaptive(Probe):
+    r"""The paper's adaptive mode: `high` while σ >= threshold, `low` below it.
+
+    Args:
+        threshold: the σ at which to change over; the paper gives none.
+        high: probe of the early, noisy steps.
+        low: probe of the late ones.
+    """
+
+    threshold: float = 1.0
+    high: Probe = field(default_factory=Analytic)
+    low: Probe = field(default_factory=VJP)
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise ValueError(f"threshold must be >= 0, got {self.threshold}")
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        probe = self.high if level.sigma >= self.threshold else self.low
+        return probe(step, x, level, generator)
+
+
+@dataclass(frozen=True)
+class Exact(Probe):
+    r"""div T = Σ_i ⟨Jᵀe_i, e_i⟩: one backward pass per coordinate.
+
+    Args:
+        limit: largest dimension d of one sample it accepts.
+        route: how to linearise.
+    """
+
+    limit: int = 1024
+    route: Route = by_autograd
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        d = x[0].numel()
+        if d > self.limit:
+            raise ValueError(f"x must have at most limit = {self.limit} dimensions, got {d}; each is a backward pass")
+        if not step.tableau.stages:
+            return linear(step, x, error=0.0)
+        candidate, tensors, pull = self.route(partial(flat_step, step), x)
+        divergence = x.new_zeros(len(x))
+        for i in range(d):
+            e = x.new_zeros(d)
+            e[i] = 1.0
+            divergence += pull(e.reshape(x.shape[1:]).expand_as(x)).flatten(1)[:, i]
+        return Probed(
+            candidate,
+            rebuilt(step, tensors),
+            divergence,
+            torch.zeros_like(divergence),
+            backward_passes=d * len(step.tableau.stages),
+        )
+
+
+@dataclass(frozen=True)
+class OnPart(Probe):
+    r"""Another probe on the first samples of a batch alone.
+
+    A relaxation that averages over the batch (`OverBatch`) needs E[div u], which a part of the batch estimates as well
+    as all of it, only with more noise: its standard error grows by 1/√share. Derivatives cost `share` of what they
+    would, in time and in memory. The step becomes two network calls, one for each part. Samples must not be in an
+    order that matters; the conditions must be cut with the batch (`Denoiser.subset`).
+
+    Args:
+        share: which part of a batch, in (0, 1], rounded up to whole samples.
+        probe: how to probe it.
+    """
+
+    share: float = 0.5
+    probe: Probe = field(default_factory=VJP)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        """Take `step`; `divergence` and `error` are those of the first ⌈share · B⌉ samples."""
+        count = math.ceil(self.share * len(x))
+        if count == len(x):
+            return self.probe(step, x, level, generator)
+        part, rest = slice(0, count), slice(count, len(x))
+        probed = self.probe(restricted(step, part, len(x)), x[part], level, generator)
+        candidate, evaluations = restricted(step, rest, len(x))(x[rest])
+        return probed._replace(
+            candidate=torch.cat([probed.candidate, candidate]),
+            evaluations=joined_evaluations([probed.evaluations, evaluations]),
+        )
+
+
+VARIANTS = {"analytic": Analytic(), "adaptive": Adaptive(), "exact": Exact()}

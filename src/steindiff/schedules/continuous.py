@@ -1,0 +1,166 @@
+r"""Processes in continuous time: variance preserving and exploding, EDM, rectified flow, cosine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from steindiff.levels import Level
+from steindiff.schedules.base import Schedule
+
+
+def vp_log_alpha(t: float, beta_min: float, beta_max: float) -> float:
+    r"""Log α(t) = −t²(β₁ − β₀)/4 − tβ₀/2."""
+    return -0.25 * t * t * (beta_max - beta_min) - 0.5 * t * beta_min
+
+
+def vp_time(log_alpha: float, beta_min: float, beta_max: float) -> float:
+    r"""The t with log α(t) given; the quadratic's root written so that nothing cancels."""
+    c = -2.0 * log_alpha
+    return 2.0 * c / (beta_min + math.sqrt(beta_min * beta_min + 2.0 * c * (beta_max - beta_min)))
+
+
+@dataclass(frozen=True)
+class VP(Schedule):
+    r"""α = exp(−t²(β₁ − β₀)/4 − tβ₀/2), σ = √(1 − α²), t ∈ [0, 1].
+
+    References:
+        Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021),
+        arXiv:2011.13456.
+    """
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+    t_min: float = 1e-3
+    t_max: float = 1.0
+
+    def level(self, t: float) -> Level:
+        log_alpha = vp_log_alpha(t, self.beta_min, self.beta_max)
+        return Level(t, math.exp(log_alpha), math.sqrt(-math.expm1(2.0 * log_alpha)))
+
+    def time(self, lam: float) -> float:
+        return vp_time(-0.5 * math.log1p(math.exp(-2.0 * lam)), self.beta_min, self.beta_max)
+
+
+@dataclass(frozen=True)
+class SubVP(Schedule):
+    r"""α as in VP, σ = 1 − α².
+
+    References:
+        Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021),
+        arXiv:2011.13456.
+    """
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+    t_min: float = 1e-3
+    t_max: float = 1.0
+
+    def level(self, t: float) -> Level:
+        log_alpha = vp_log_alpha(t, self.beta_min, self.beta_max)
+        return Level(t, math.exp(log_alpha), -math.expm1(2.0 * log_alpha))
+
+    def time(self, lam: float) -> float:
+        # alpha/(1 − alpha²) = kappa has the positive root 2 kappa / (1 + √(1 + 4 kappa²)).
+        kappa = math.exp(lam)
+        return vp_time(math.log(2.0 * kappa / (1.0 + math.hypot(1.0, 2.0 * kappa))), self.beta_min, self.beta_max)
+
+
+@dataclass(frozen=True)
+class VE(Schedule):
+    r"""α = 1, σ = σ_min (σ_max/σ_min)^t, t ∈ [0, 1].
+
+    References:
+        Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021),
+        arXiv:2011.13456.
+    """
+
+    sigma_min: float = 0.01
+    sigma_max: float = 50.0
+    t_min: float = 0.0
+    t_max: float = 1.0
+
+    def level(self, t: float) -> Level:
+        return Level(t, 1.0, self.sigma_min * (self.sigma_max / self.sigma_min) ** t)
+
+    def time(self, lam: float) -> float:
+        return (-lam - math.log(self.sigma_min)) / math.log(self.sigma_max / self.sigma_min)
+
+
+@dataclass(frozen=True)
+class EDM(Schedule):
+    r"""α = 1, σ = t.
+
+    References:
+        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
+        arXiv:2206.00364.
+    """
+
+    t_min: float = 0.002
+    t_max: float = 80.0
+
+    def level(self, t: float) -> Level:
+        return Level(t, 1.0, t)
+
+    def time(self, lam: float) -> float:
+        return math.exp(-lam)
+
+
+@dataclass(frozen=True)
+class Flow(Schedule):
+    r"""α = 1 − t, σ = t, t ∈ [0, 1].
+
+    At t = 1 the state is pure noise: α = 0, λ = −∞. Solvers accept it as a first level.
+
+    References:
+        Flow Straight and Fast: Learning to Generate and Transfer Data with Rectified Flow (Liu et al., 2023),
+        arXiv:2209.03003.
+    """
+
+    t_min: float = 1e-3
+    t_max: float = 1.0
+
+    def level(self, t: float) -> Level:
+        return Level(t, 1.0 - t, t)
+
+    def time(self, lam: float) -> float:
+        # 1/(1 + e^λ) without overflow on either side.
+        return 1.0 / (1.0 + math.exp(lam)) if lam < 0 else math.exp(-lam) / (1.0 + math.exp(-lam))
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    r"""α = cos(π/2 · (t + s)/(1 + s)) / cos(π/2 · s/(1 + s)), σ = √(1 − α²).
+
+    `t_max` stays below 1, where α would vanish.
+
+    References:
+        Improved Denoising Diffusion Probabilistic Models (Nichol & Dhariwal, 2021), arXiv:2102.09672.
+    """
+
+    s: float = 0.008
+    t_min: float = 1e-3
+    t_max: float = 0.9946
+
+    @property
+    def _angle0(self) -> float:
+        return 0.5 * math.pi * self.s / (1.0 + self.s)
+
+    def level(self, t: float) -> Level:
+        angle0 = self._angle0
+        angle = 0.5 * math.pi * (t + self.s) / (1.0 + self.s)
+        # 1 − α² = (cos² a0 − cos² a)/cos² a0 = sin(a − a0) sin(a + a0)/cos² a0, free of cancellation.
+        variance = math.sin(angle - angle0) * math.sin(angle + angle0) / math.cos(angle0) ** 2
+        return Level(t, math.cos(angle) / math.cos(angle0), math.sqrt(max(variance, 0.0)))
+
+    def time(self, lam: float) -> float:
+        # cos² a = α² cos² a0, so sin² a = sin² a0 + σ² cos² a0: atan2 keeps precision at both ends.
+        angle0 = self._angle0
+        ratio = math.exp(-2.0 * lam)
+        cos2, sin2 = math.cos(angle0) ** 2, math.sin(angle0) ** 2
+        alpha2, sigma2 = 1.0 / (1.0 + ratio), ratio / (1.0 + ratio)
+        angle = math.atan2(math.sqrt(sin2 + sigma2 * cos2), math.sqrt(alpha2 * cos2))
+        return 2.0 * (1.0 + self.s) * angle / math.pi - self.s
+
+
+VARIANTS = {"vp": VP(), "sub-vp": SubVP(), "ve": VE(), "edm": EDM(), "flow": Flow(), "cosine": Cosine()}
