@@ -26,12 +26,7 @@ REGISTRIES: list[Registry[Any]] = []
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Named objects of one kind: those of a package's modules, then those registered, then entry points.
-
-    Args:
-        package: whose modules are walked for `VARIANTS` tables; its last part names the entry points' group.
-        kind: what the objects must be.
-    """
+    """Named objects of one kind: those of a package's modules, then those registered, then entry points."""
 
     def __init__(self, package: str, kind: type[T]) -> None:
         self.package = package

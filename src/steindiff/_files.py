@@ -104,18 +104,6 @@ def atomic(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     Its name is random, hidden and of no kind a reader looks for, and it is locked while the block lasts: processes on
     one folder, also on several machines, do not disturb each other, and `sweep` removes what a killed one left.
-
-    Args:
-        path: Target; its folder is made, a previous file stays until the new one is whole.
-        durable: Wait until file and name are on the disk.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "greeting.txt"
-        >>> with atomic(target) as temporary:
-        ...     _ = temporary.write_text("hello")
-        >>> target.read_text()
-        'hello'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(path.parent) as temporary:

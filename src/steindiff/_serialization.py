@@ -30,11 +30,6 @@ def decode(name: str, value: Any, kind: Any) -> Any:
     Lists become tuples, objects dataclasses or dicts, lists of the right length named tuples. Whole numbers are below
     2⁶³, floats finite. `Annotated[int, Within(1)]` adds bounds, any callable of name and value does.
 
-    Args:
-        name: of the field, for the message: `seeds.count`.
-        value: what JSON gave.
-        kind: the annotation.
-
     Example:
         >>> decode("shape", [3, 32], tuple[int, ...])
         (3, 32)
@@ -172,13 +167,7 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def verified(what: str, content: Any, *versions: int) -> dict[str, Any]:
-    """The content without its checksum, once it has been found whole.
-
-    Args:
-        what: the document's kind, for the message.
-        content: what was read.
-        versions: values of `format` that are accepted.
-    """
+    """The content without its checksum, once it has been found whole."""
     if not isinstance(content, dict) or "format" not in content or "sha256" not in content:
         raise ValueError(f"not a {what}: it must be a JSON object with 'format' and 'sha256'")
     if type(content["format"]) is not int or content["format"] not in versions:

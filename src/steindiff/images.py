@@ -59,11 +59,7 @@ class Pictures(Protocol):
 
 
 class Folder:
-    """The images of a folder and its subfolders, in order of name, as `(B, 3, H, W)`.
-
-    Args:
-        path: the folder; hidden files and those with other suffixes than `SUFFIXES` are passed over.
-    """
+    """The images of a folder and its subfolders, in order of name, as `(B, 3, H, W)`; hidden files are passed over."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -108,9 +104,6 @@ class Archive:
     """The images of a `.npz` file: its array `images` or its first one, bytes `(N, H, W, C)` with C = 1 or 3.
 
     The array is streamed, and nothing but bytes is read: an array of objects, which would be unpickled, is refused.
-
-    Args:
-        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -160,11 +153,7 @@ class Archive:
 
 
 class Stack:
-    """Images that are in memory.
-
-    Args:
-        images: uint8 `(N, C, H, W)`.
-    """
+    """Images that are in memory, uint8 `(N, C, H, W)`."""
 
     def __init__(self, images: Tensor) -> None:
         self.images = images

@@ -170,12 +170,7 @@ class SelfEnergy:
 
 @dataclass(frozen=True)
 class SteinEnergy:
-    r"""The reference-free M_f = E|D_f|² + (σ²/α) E[J_ff], read where σ/α is `ratio` times the data's scale.
-
-    Args:
-        ratio: where to read it.
-        probes: how to measure.
-    """
+    r"""The reference-free M_f = E|D_f|² + (σ²/α) E[J_ff], read where σ/α is `ratio` times the data's scale."""
 
     ratio: float = 0.5
     probes: SteinProbes = SteinProbes()

@@ -61,14 +61,11 @@ def rebalance(basis: Basis, x: Tensor, candidate: Tensor, s: Level, t: Level, ex
 
 @dataclass(frozen=True)
 class Balance(Correction):
-    r"""Stein balance with ρ measured on the batch itself. Run it to calibrate; sample with `Replay`.
+    r"""Stein balance with ρ measured on the batch itself. Run it to calibrate; sample with `Replay`. See `ByEnergy`.
 
     Args:
         basis: orthonormal basis and its bands.
         energy: clean energies |x*_f|² or their estimates, `(N, K)` for the seeds of the batch or `(1, K)` for all.
-        below: act on steps that end at σ_t/α_t <= below; 0 is the last step only (if it goes to σ = 0), ∞ all steps.
-        bound: ρ is kept in [1/bound, bound].
-        significance: a band is left alone unless |ρ − 1| exceeds this many standard errors.
     """
 
     basis: Basis

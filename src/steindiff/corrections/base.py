@@ -49,12 +49,7 @@ Hook = Callable[[Step, Tensor, Levels, int], None]
 
 @dataclass(frozen=True)
 class WithHook(Correction):
-    r"""Another correction, after `hook` has seen step and state: so diagnostics run in the one sampling loop.
-
-    Args:
-        hook: called before every step.
-        correction: takes the step.
-    """
+    r"""Another correction, after `hook` has seen step and state: so diagnostics run in the one sampling loop."""
 
     hook: Hook
     correction: Correction = field(default_factory=Plain)

@@ -35,12 +35,9 @@ def inner(levels: Levels, i: int) -> bool:
 
 @dataclass(frozen=True)
 class EveryStep(Activation):
-    r"""Every step, except the one to σ = 0 unless asked for.
+    r"""Every step, except the one to σ = 0 unless `to_zero`, as the paper's algorithm reads.
 
     A relaxed step to σ = 0 keeps a share 1 − γ of a noisy state in the final sample; at γ = 1 there is none.
-
-    Args:
-        to_zero: also act on the step to σ = 0, as the paper's algorithm reads.
     """
 
     to_zero: bool = False
@@ -51,13 +48,7 @@ class EveryStep(Activation):
 
 @dataclass(frozen=True)
 class FirstSteps(Activation):
-    r"""The first K steps: the paper's sparse activation, "K <= 3 for early/high-noise stages".
-
-    Steps from α = 0 or to σ = 0 are not counted.
-
-    Args:
-        k: how many steps.
-    """
+    r"""The first k steps that neither start at α = 0 nor end at σ = 0: the paper's sparse activation, with k <= 3."""
 
     k: int = 3
 
@@ -79,16 +70,7 @@ def stein_numerator(s_xu: Tensor, s_div: Tensor, level: Level) -> Tensor:
 
 
 class Statistics(NamedTuple):
-    """What a relaxed step measured: scalars, or `(B,)` where every sample keeps its own.
-
-    Attributes:
-        gamma: the coefficient used.
-        optimum: the coefficient before it was limited.
-        s_xu: ⟨u, x⟩.
-        s_uu: ‖u‖².
-        s_div: div u.
-        noise: σ² d, the energy of the noise in the state.
-    """
+    """What a relaxed step measured, scalars or `(B,)`: γ after and before limits, ⟨u, x⟩, ‖u‖², div u, σ² d."""
 
     gamma: Tensor
     optimum: Tensor
@@ -157,10 +139,6 @@ class Clamped(Bounds):
     The paper prints a lower bound only. Krasnosel'skiĭ–Mann iterations take γ in (0, 1]: then the next state is a
     convex combination of state and candidate and cannot leave their hull. A maximum above 1 lets the step overshoot by
     that much and no more.
-
-    Args:
-        minimum: γ_min.
-        maximum: γ_max.
     """
 
     minimum: float = 1e-6
@@ -261,9 +239,7 @@ class Relaxation(Correction):
         epsilon: safeguard in the denominator.
         seed: the probe directions of step i are drawn from (seed, i), so a run can be repeated.
 
-    References:
-        Mitigating the Contractivity Trap in Diffusion ODEs via Stein Stabilization (Li & Zeng, 2026),
-        arXiv:2606.07835, Algorithm 1, Theorems 4.3 and 4.7.
+    Reference: Li & Zeng (2026), arXiv:2606.07835, Algorithm 1, Theorems 4.3 and 4.7.
     """
 
     probe: Probe = field(default_factory=VJP)

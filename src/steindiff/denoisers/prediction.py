@@ -64,8 +64,7 @@ class Epsilon(Prediction):
 class Velocity(Prediction):
     r"""f ≈ v = α ε − σ x*: D = (α x − σ f)/(α² + σ²).
 
-    References:
-        Progressive Distillation for Fast Sampling of Diffusion Models (Salimans & Ho, 2022), arXiv:2202.00512.
+    Reference: Salimans & Ho (2022), arXiv:2202.00512.
     """
 
     def clean(self, x: Tensor, output: Tensor, level: Level) -> Tensor:
@@ -110,15 +109,7 @@ def precondition(
     c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²), c_noise = ln(σ)/4. All but F itself is
     computed in the dtype of `x`.
 
-    Args:
-        network: F, called with `(B, *)` inputs and `(B,)` values of c_noise; it may answer in a dtype of its own.
-        x: states, `(B, *)`.
-        sigma: their noise levels, `(B,)`.
-        sigma_data: σ_d, standard deviation of the data.
-
-    References:
-        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
-        arXiv:2206.00364, Table 1.
+    Reference: Karras et al. (2022), arXiv:2206.00364, Table 1.
     """
     s = sigma.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
     total = (s**2 + sigma_data**2).sqrt()

@@ -17,10 +17,6 @@ class Autocast(Wrapper):
 
     Convolutions and matrix products are in `dtype`; normalisation, preconditioning and everything outside the network
     stay as they are.
-
-    Args:
-        denoiser: the denoiser.
-        dtype: `torch.bfloat16` or `torch.float16`.
     """
 
     def __init__(self, denoiser: Denoiser, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -35,12 +31,7 @@ class Autocast(Wrapper):
 
 
 class Batched(Denoiser):
-    """Consecutive parts of a batch go to their own denoisers (which may all be the same one).
-
-    Args:
-        denoisers: one for each part.
-        sizes: how many samples each part has.
-    """
+    """Consecutive parts of a batch go to their own denoisers (which may all be the same one)."""
 
     def __init__(self, denoisers: Sequence[Denoiser], sizes: Sequence[int]) -> None:
         if len(denoisers) != len(sizes) or any(n < 1 for n in sizes):
@@ -86,9 +77,7 @@ class Guided(Denoiser):
         scale: w >= 0.
         rescale: φ in [0, 1].
 
-    References:
-        Classifier-Free Diffusion Guidance (Ho & Salimans, 2022), arXiv:2207.12598;
-        Common Diffusion Noise Schedules and Sample Steps are Flawed (Lin et al., 2024), arXiv:2305.08891.
+    References: Ho & Salimans (2022), arXiv:2207.12598; Lin et al. (2024), arXiv:2305.08891.
     """
 
     def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float, rescale: float = 0.0) -> None:
@@ -143,9 +132,7 @@ class StaticThreshold(Wrapper):
 class DynamicThreshold(Wrapper):
     r"""D ← clip(D, −s, s)/s with s the `quantile` of |D| within each sample, kept in [1, `maximum`].
 
-    References:
-        Photorealistic Text-to-Image Diffusion Models with Deep Language Understanding (Saharia et al., 2022),
-        arXiv:2205.11487, Sec. 2.3.
+    Reference: Saharia et al. (2022), arXiv:2205.11487, Sec. 2.3.
     """
 
     def __init__(self, denoiser: Denoiser, quantile: float = 0.995, maximum: float = float("inf")) -> None:

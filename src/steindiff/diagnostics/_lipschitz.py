@@ -44,17 +44,9 @@ def operator_norm(
 ) -> Tensor:
     r"""The largest singular value of J = ∂function/∂x at every sample, `(B,)`: its local Lipschitz constant.
 
-    Power iteration v ← JᵀJv, which converges from below. ‖Jv‖ for a random unit v, as from random pairs of points,
-    would give the root mean square of all singular values instead: far too little in many dimensions.
-
-    Args:
-        function: `(B, *)` to `(B, *)`, sample by sample.
-        x: where, `(B, *)`.
-        generator: draws the first v.
-        iterations: at most so many.
-        tolerance: stop when no sample's value grows by more than this share.
-        push: how to compute Jv: `pushforward`, or `difference` where there is no forward mode.
-        route: how to compute Jᵀv.
+    Power iteration v ← JᵀJv, which converges from below; it stops when no value grows by more than `tolerance`. ‖Jv‖
+    for a random unit v, as from random pairs of points, would give the root mean square of all singular values: far too
+    little in many dimensions. `push` computes Jv: `pushforward`, or `difference` where there is no forward mode.
     """
     shape = (-1, *[1] * (x.ndim - 1))
     _, pull = pullback(function, x, route)
@@ -179,13 +171,7 @@ class Certificate:
 
 
 def certificate(levels: Levels, denoiser: Sequence[float], noise: Sequence[float]) -> Certificate:
-    r"""The certificate of every step of a run.
-
-    Args:
-        levels: the run.
-        denoiser: L_D at the start of every step.
-        noise: L_ε at the start of every step, ε = (x − α D)/σ.
-    """
+    r"""The certificate of every step, from L_D and L_ε at the start of each, ε = (x − α D)/σ."""
     for name, values in (("denoiser", denoiser), ("noise", noise)):
         if len(values) != levels.steps:
             raise ValueError(f"{name} must have one constant a step ({levels.steps}), got {len(values)}")

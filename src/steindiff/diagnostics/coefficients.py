@@ -171,14 +171,7 @@ def ideal_gammas(
 ) -> tuple[Gammas, ...]:
     """The coefficients of every step on states fresh from the forward coupling, which is what the theorems assume.
 
-    Args:
-        denoiser: D.
-        clean: known clean data, `(B, *)`.
-        levels: the run; a step from α = 0, which has no Stein form, is left out.
-        solver: its solver.
-        generator: draws noise and probes.
-        probe: how the divergence is found; default 5 VJP probes.
-        flow: the exact flow, for the oracle; default many small Heun steps.
+    A step from α = 0, which has no Stein form, is left out. Defaults: 5 VJP probes, the flow by many small Heun steps.
     """
     flow = flow or fine_flow(denoiser, levels.schedule)
     found = []
@@ -295,15 +288,9 @@ def decay(
     generator: torch.Generator,
     correction: Correction | None = None,
 ) -> Decay:
-    r"""Follow a run that starts at x = α x* + σ ε with x* known.
+    r"""Follow a run that starts at x = α x* + σ ε with x*, `clean` `(B, *)`, known.
 
-    Args:
-        denoiser: D.
-        clean: x*, `(B, *)`.
-        levels: the run.
-        solver: its solver.
-        generator: draws the noise.
-        correction: decides every next state; None: the theorem's own update with γ* = b/c from the known x*.
+    Without a correction each step is the theorem's own, with γ* = b/c from the known x*.
     """
     candidates: list[Tensor] = []
 

@@ -14,9 +14,7 @@ from steindiff.schedules.base import Schedule
 class Karras(Grid):
     r"""σ_i/α_i = (σ_max^{1/ρ} + i/(n − 1) (σ_min^{1/ρ} − σ_max^{1/ρ}))^ρ.
 
-    References:
-        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
-        arXiv:2206.00364, Eq. 5.
+    Reference: Karras et al. (2022), arXiv:2206.00364, Eq. 5.
     """
 
     rho: float = 7.0
@@ -38,9 +36,7 @@ class Karras(Grid):
 class LogSNR(Grid):
     r"""λ_i = λ_max-noise + i/(n − 1) (λ_min-noise − λ_max-noise).
 
-    References:
-        DPM-Solver: A Fast ODE Solver for Diffusion Probabilistic Model Sampling (Lu et al., 2022),
-        arXiv:2206.00927.
+    Reference: Lu et al. (2022), arXiv:2206.00927.
     """
 
     to_zero: bool | None = None
@@ -59,8 +55,7 @@ class UniformTime(Grid):
 
     p = 1 is uniform, p = 2 the quadratic grid of DDIM.
 
-    References:
-        Denoising Diffusion Implicit Models (Song et al., 2021), arXiv:2010.02502, App. D.2.
+    Reference: Song et al. (2021), arXiv:2010.02502, App. D.2.
     """
 
     power: float = 1.0
@@ -77,12 +72,7 @@ class UniformTime(Grid):
 
 @dataclass(frozen=True)
 class Explicit(Grid):
-    r"""The given times, from noise to data; fits exactly one number of steps.
-
-    Args:
-        points: times of the schedule, strictly decreasing in noise.
-        to_zero: append σ = 0 after the last of them.
-    """
+    r"""The given times, from noise to data; fits exactly one number of steps."""
 
     points: tuple[float, ...]
     to_zero: bool = True

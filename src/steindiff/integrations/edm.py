@@ -11,9 +11,7 @@ library. Code and checkpoints are licensed CC BY-NC-SA 4.0 by NVIDIA: non-commer
 Networks of NVlabs/edm contain an operation with a hand-written backward pass: differentiate them with `by_autograd`
 (the default), not with `torch.func`.
 
-References:
-    Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022), arXiv:2206.00364;
-    Analyzing and Improving the Training Dynamics of Diffusion Models (Karras et al., 2024), arXiv:2312.02696.
+References: Karras et al. (2022), arXiv:2206.00364; Karras et al. (2024), arXiv:2312.02696.
 """
 
 from __future__ import annotations

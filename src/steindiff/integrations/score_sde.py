@@ -1,7 +1,6 @@
 r"""Networks of the score-SDE code base: what their output means, and what they are conditioned on.
 
-References:
-    Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021), arXiv:2011.13456.
+Reference: Song et al. (2021), arXiv:2011.13456.
 """
 
 from __future__ import annotations

@@ -20,12 +20,7 @@ class WeightsUnavailable(RuntimeError):
 
 
 def pretrained(name: str, build: Callable[[], Any]) -> nn.Module:
-    """The network `build` makes, in evaluation mode and frozen.
-
-    Args:
-        name: What it is, for the message.
-        build: A loader, which may import a package or download a file.
-    """
+    """The network `build` makes, in evaluation mode and frozen."""
     try:
         network: nn.Module = build()
     except (ImportError, OSError, RuntimeError) as error:
@@ -38,10 +33,6 @@ class ImageNetInput(nn.Module):
     """A network on images of bytes: antialiased bicubic resize to a square, then ImageNet's mean and deviation.
 
     Shapes: images (B, 3, H, W) uint8 → whatever the network returns for (B, 3, size, size).
-
-    Args:
-        network: The network.
-        size: Side of its input.
     """
 
     mean: Tensor
@@ -67,11 +58,9 @@ def _hub_dinov2() -> Any:
 
 
 def dinov2_features(device: torch.device | str = "cpu", *, build: Callable[[], Any] = _hub_dinov2) -> ImageNetInput:
-    """DINOv2 ViT-L/14 class-token features, on bytes: (B, 3, H, W) uint8 → (B, 1024).
+    """DINOv2 ViT-L/14 class-token features, on bytes: (B, 3, H, W) uint8 → (B, 1024). For FD-DINOv2.
 
-    Args:
-        device: Where to put it.
-        build: What makes the network; the authors' own loader through torch.hub unless given.
+    References: Stein et al. (2023), arXiv:2306.04675; Oquab et al. (2023), arXiv:2304.07193.
     """
     return ImageNetInput(pretrained("DINOv2 ViT-L/14", build), size=224).to(device)
 
@@ -106,9 +95,7 @@ class InceptionFeatures(nn.Module):
         size: Side of the network's input.
         tf32: Let a GPU multiply in TF32: over twice as fast, features differ by about 1e-4 of their size.
 
-    References:
-        | Rethinking the Inception Architecture for Computer Vision (Szegedy et al., 2015)
-        | https://arxiv.org/abs/1512.00567
+    Reference: Szegedy et al. (2015), arXiv:1512.00567.
     """
 
     num_features = 2048
@@ -150,10 +137,6 @@ class RandomFeatures:
     between sets of natural images in the tens.
 
     Shapes: `(B, C, H, W)` → `(B · H/4 · W/4, width)`.
-
-    Args:
-        channels: of the images.
-        width: number of features.
     """
 
     name = "random features"

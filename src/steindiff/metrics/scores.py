@@ -21,11 +21,9 @@ class Score(NamedTuple):
 
 
 def inception_score(logits: Tensor, splits: int = 10) -> Score:
-    """Inception score IS = exp E KL(p(y | x) ‖ p(y)) from class logits, over equal splits.
+    """Inception score IS = exp E KL(p(y | x) ‖ p(y)) from class logits (N, K), over splits with a p(y) each.
 
-    Args:
-        logits: Class logits, (N, K).
-        splits: Number of splits; each has its own p(y).
+    Reference: Salimans et al. (2016), arXiv:1606.03498.
     """
     if logits.ndim != 2:
         raise ValueError(f"logits must have shape (N, K), got {tuple(logits.shape)}")
@@ -58,10 +56,6 @@ def inception_classifier(
     """The 1,000-class InceptionV3 of torchvision, on bytes: (B, 3, H, W) uint8 → (B, 1000).
 
     Scores of these weights are comparable among themselves, not with those of the 1,008-class TensorFlow graph.
-
-    Args:
-        device: Where to put it.
-        build: What makes the network; torchvision's own loader unless given.
     """
     return ImageNetInput(pretrained("torchvision InceptionV3", build), size=299).to(device)
 
@@ -85,14 +79,11 @@ def coverage(points: Tensor, centres: Tensor, radius: Tensor, chunk: int = 2000)
 
 
 def precision_recall(real: Tensor, sampled: Tensor, k: int = 3) -> PrecisionRecall:
-    """Precision and recall, in float64, a block of the distance matrix at a time.
+    """Precision and recall of features (M, F) against (N, F), in float64, a block of the distance matrix at a time.
 
     The manifold of a set is the union of balls around its features, each reaching to the k-th nearest other feature.
 
-    Args:
-        real: Features of real images, (N, F).
-        sampled: Features of samples, (M, F).
-        k: Neighbours.
+    Reference: Kynkäänniemi et al. (2019), arXiv:1904.06991.
     """
     if real.ndim != 2 or sampled.ndim != 2 or real.shape[1] != sampled.shape[1]:
         raise ValueError(
@@ -120,12 +111,10 @@ def polynomial_kernel(x: Tensor, y: Tensor) -> Tensor:
 
 
 def squared_mmd(x: Tensor, y: Tensor) -> Tensor:
-    r"""Unbiased squared maximum mean discrepancy.
+    r"""Unbiased squared maximum mean discrepancy of (N, F) and (M, F).
 
     .. math:: \frac{1}{n(n-1)} \sum_{i≠j} k(x_i, x_j) + \frac{1}{m(m-1)} \sum_{i≠j} k(y_i, y_j)
               − \frac{2}{nm} \sum_{ij} k(x_i, y_j)
-
-    Shapes: x (N, F), y (M, F) → ().
     """
     n, m = len(x), len(y)
     kxx, kyy = polynomial_kernel(x, x), polynomial_kernel(y, y)
@@ -136,14 +125,9 @@ def squared_mmd(x: Tensor, y: Tensor) -> Tensor:
 def kernel_distance(
     x: Tensor, y: Tensor, *, subsets: int = 100, size: int = 1000, generator: torch.Generator | None = None
 ) -> Estimate:
-    """KID of two sets of features: the mean of `squared_mmd` over random subsets, in float64.
+    """KID of features (N, F) and (M, F): the mean of `squared_mmd` over random subsets of `size` each, in float64.
 
-    Args:
-        x: Features (N, F).
-        y: Features (M, F).
-        subsets: Number of subsets.
-        size: Samples of each set per subset; sets that are smaller are an error.
-        generator: Source of the subsets, on the CPU.
+    Reference: Bińkowski et al. (2018), arXiv:1801.01401.
     """
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1]:
         raise ValueError(f"x and y must have shapes (N, F) and (M, F), got {tuple(x.shape)} and {tuple(y.shape)}")
@@ -170,14 +154,9 @@ def psnr(images: Tensor, reference: Tensor) -> float:
 
 
 def spread(samples: Tensor, reference: Tensor, conditions: Sequence[Hashable]) -> float:
-    r"""How much samples of one condition differ, over how much many-step samples do: √(E‖x′‖²/E‖y′‖²).
+    r"""How much samples of one condition differ, over how much many-step samples do: √(E‖x′‖²/E‖y′‖²), both `(N, *)`.
 
     Primes are deviations from the mean of the same condition. 1 is right; below it variety is lost.
-
-    Args:
-        samples: `(N, *)`.
-        reference: many-step samples of the same seeds, `(N, *)`.
-        conditions: of the samples; those no other has are compared with all of their kind.
     """
     groups = Groups.of(conditions)
     varied = [(x.double() - groups.means(x.double())).square().sum() for x in (samples, reference)]

@@ -70,17 +70,9 @@ def by_functional(function: Auxiliary, x: Tensor) -> Pulled:
 
 
 def pullback(function: Function, x: Tensor, route: Route = by_autograd) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    r"""Evaluate a function once and return its output with v ↦ Jᵀv, J = ∂function/∂x at x.
+    r"""Evaluate a function `(B, *)` to `(B, *)` once: its output, and v ↦ Jᵀv, J = ∂function/∂x, as often as needed.
 
     May be called under `torch.no_grad()` and `torch.inference_mode()`.
-
-    Args:
-        function: `(B, *)` to `(B, *)`, e.g. `lambda z: denoiser(z, level)`; called once.
-        x: where to linearise, `(B, *)`.
-        route: `by_autograd` or `by_functional`.
-
-    Returns:
-        The output `(B, *)`, and the pull-back, which may be called any number of times with `(B, *)`.
     """
     output, _, pull = route(lambda z: (function(z), ()), x)
     return output, pull
@@ -89,13 +81,8 @@ def pullback(function: Function, x: Tensor, route: Route = by_autograd) -> tuple
 def check_gradient(function: Function, x: Tensor, h: float, route: Route = by_autograd) -> None:
     r"""Compare one derivative with differences: vᵀJv by the route, and ⟨v, f(x + hv) − f(x − hv)⟩/(2h).
 
-    Part of a network cut from the graph gives no error, only a wrong number. Costs one backward pass and five calls.
-
-    Args:
-        function: as in `pullback`.
-        x: where, `(B, *)`; one sample is enough.
-        h: width of the difference, some hundredths of the noise level of `x`.
-        route: `by_autograd` or `by_functional`.
+    Part of a network cut from the graph gives no error, only a wrong number. Costs one backward pass and five calls on
+    `x`, of which one sample is enough; h is some hundredths of its noise level.
     """
     v = torch.ones_like(x).cumsum(-1).mul_(2.0).cos_().sign_()  # a fixed pattern of ±1
 

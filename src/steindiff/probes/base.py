@@ -72,9 +72,7 @@ class Hutchinson(Probe):
             Conditions must then be cut with the batch (`Denoiser.subset`). Same result up to rounding, same work, but
             as many network calls as chunks.
 
-    References:
-        A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines
-        (Hutchinson, 1989).
+    Reference: Hutchinson (1989), A stochastic estimator of the trace of the influence matrix.
     """
 
     probes: int = 5

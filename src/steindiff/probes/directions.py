@@ -49,9 +49,7 @@ class Directions(ABC):
 class Rademacher(Directions):
     r"""Coordinates ±1 with equal chance: Var vᵀJv = ½ Σ_{i≠j} (J_ij + J_ji)², the least of all with independent ones.
 
-    References:
-        A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines
-        (Hutchinson, 1989).
+    Reference: Hutchinson (1989), A stochastic estimator of the trace of the influence matrix.
     """
 
     def fill(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -73,9 +71,6 @@ class Antithetic(Directions):
 
     For VJP and JVP a pair is *one* probe paid twice: (−v)ᵀJ(−v) = vᵀJv exactly, so nothing is gained. For finite
     differences the pair makes the difference central, and the error of second order cancels.
-
-    Args:
-        of: the distribution of v.
     """
 
     of: Directions = field(default_factory=Rademacher)

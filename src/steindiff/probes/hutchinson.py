@@ -33,11 +33,6 @@ def memory_per_sample(step: Step, x: Tensor, together: int = 1) -> int:
 
     What is kept is counted, on any device, as the difference between the first two samples of `x`, `(B, *)`, and the
     first alone; so weights, which all samples share, are left out. Makes one evaluation of the step for each.
-
-    Args:
-        step: the step to linearise.
-        x: its states; of a single sample all that is kept is counted.
-        together: directions pulled back in one pass.
     """
     graph = _saved(step, x, 2) - _saved(step, x, 1) if len(x) > 1 else _saved(step, x, 1)
     return round(graph * (1 + GRADIENTS * together))

@@ -29,13 +29,7 @@ class Analytic(Probe):
 
 @dataclass(frozen=True)
 class Adaptive(Probe):
-    r"""The paper's adaptive mode: `high` while σ >= threshold, `low` below it.
-
-    Args:
-        threshold: the σ at which to change over; the paper gives none.
-        high: probe of the early, noisy steps.
-        low: probe of the late ones.
-    """
+    r"""The paper's adaptive mode: `high` while σ >= threshold, for which the paper gives no number, `low` below it."""
 
     threshold: float = 1.0
     high: Probe = field(default_factory=Analytic)
@@ -52,12 +46,7 @@ class Adaptive(Probe):
 
 @dataclass(frozen=True)
 class Exact(Probe):
-    r"""div T = Σ_i ⟨Jᵀe_i, e_i⟩: one backward pass per coordinate.
-
-    Args:
-        limit: largest dimension d of one sample it accepts.
-        route: how to linearise.
-    """
+    r"""div T = Σ_i ⟨Jᵀe_i, e_i⟩: one backward pass per coordinate, of at most `limit`."""
 
     limit: int = 1024
     route: Route = by_autograd
@@ -91,10 +80,6 @@ class OnPart(Probe):
     as all of it, only with more noise: its standard error grows by 1/√share. Derivatives cost `share` of what they
     would, in time and in memory. The step becomes two network calls, one for each part. Samples must not be in an
     order that matters; the conditions must be cut with the batch (`Denoiser.subset`).
-
-    Args:
-        share: which part of a batch, in (0, 1], rounded up to whole samples.
-        probe: how to probe it.
     """
 
     share: float = 0.5

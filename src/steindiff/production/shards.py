@@ -98,13 +98,7 @@ def _identity(manifest: Manifest) -> Tensor:
 
 @dataclass(frozen=True)
 class ShardStatus:
-    """How some shards are.
-
-    Attributes:
-        sound: finished, and as they were written.
-        missing: not finished.
-        damaged: what is wrong with each of the others.
-    """
+    """How some shards are: sound, missing (not finished), or damaged, with what is wrong with each."""
 
     sound: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()

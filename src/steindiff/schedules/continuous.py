@@ -24,9 +24,7 @@ def vp_time(log_alpha: float, beta_min: float, beta_max: float) -> float:
 class VP(Schedule):
     r"""α = exp(−t²(β₁ − β₀)/4 − tβ₀/2), σ = √(1 − α²), t ∈ [0, 1].
 
-    References:
-        Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021),
-        arXiv:2011.13456.
+    Reference: Song et al. (2021), arXiv:2011.13456.
     """
 
     beta_min: float = 0.1
@@ -46,9 +44,7 @@ class VP(Schedule):
 class SubVP(Schedule):
     r"""α as in VP, σ = 1 − α².
 
-    References:
-        Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021),
-        arXiv:2011.13456.
+    Reference: Song et al. (2021), arXiv:2011.13456.
     """
 
     beta_min: float = 0.1
@@ -70,9 +66,7 @@ class SubVP(Schedule):
 class VE(Schedule):
     r"""α = 1, σ = σ_min (σ_max/σ_min)^t, t ∈ [0, 1].
 
-    References:
-        Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021),
-        arXiv:2011.13456.
+    Reference: Song et al. (2021), arXiv:2011.13456.
     """
 
     sigma_min: float = 0.01
@@ -91,9 +85,7 @@ class VE(Schedule):
 class EDM(Schedule):
     r"""α = 1, σ = t.
 
-    References:
-        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
-        arXiv:2206.00364.
+    Reference: Karras et al. (2022), arXiv:2206.00364.
     """
 
     t_min: float = 0.002
@@ -112,9 +104,7 @@ class Flow(Schedule):
 
     At t = 1 the state is pure noise: α = 0, λ = −∞. Solvers accept it as a first level.
 
-    References:
-        Flow Straight and Fast: Learning to Generate and Transfer Data with Rectified Flow (Liu et al., 2023),
-        arXiv:2209.03003.
+    Reference: Liu et al. (2023), arXiv:2209.03003.
     """
 
     t_min: float = 1e-3
@@ -134,8 +124,7 @@ class Cosine(Schedule):
 
     `t_max` stays below 1, where α would vanish.
 
-    References:
-        Improved Denoising Diffusion Probabilistic Models (Nichol & Dhariwal, 2021), arXiv:2102.09672.
+    Reference: Nichol & Dhariwal (2021), arXiv:2102.09672.
     """
 
     s: float = 0.008

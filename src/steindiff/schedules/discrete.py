@@ -19,8 +19,7 @@ class Discrete(Schedule):
     Args:
         alphas_cumprod: ᾱ_t, strictly decreasing, in (0, 1).
 
-    References:
-        Denoising Diffusion Probabilistic Models (Ho et al., 2020), arXiv:2006.11239.
+    Reference: Ho et al. (2020), arXiv:2006.11239.
     """
 
     alphas_cumprod: tuple[float, ...]

@@ -32,12 +32,7 @@ class DEIS(Solver):
 
     With τ = λ − λ_s the integral is −σ̃_s ∫₀^h e^{−τ} ℓ_k(τ) dτ, a sum of decaying moments.
 
-    Args:
-        order: 1 to 4.
-        lower_order_final: lower the order on the last steps of runs below 15 steps, as public implementations do.
-
-    References:
-        Fast Sampling of Diffusion Models with Exponential Integrator (Zhang & Chen, 2023), arXiv:2204.13902.
+    Reference: Zhang & Chen (2023), arXiv:2204.13902.
     """
 
     order: int = 3
@@ -83,12 +78,7 @@ class IPNDM(Solver):
     most. In practice this is among the best few-step solvers on the EDM grid all the same. The order rises with
     the history and is not lowered at the end; a step from α = 0 is of first order.
 
-    Args:
-        order: 1 to 4.
-
-    References:
-        Pseudo Numerical Methods for Diffusion Models on Manifolds (Liu et al., 2022), arXiv:2202.09778;
-        Fast Sampling of Diffusion Models with Exponential Integrator (Zhang & Chen, 2023), arXiv:2204.13902.
+    References: Liu et al. (2022), arXiv:2202.09778; Zhang & Chen (2023), arXiv:2204.13902.
     """
 
     order: int = 4

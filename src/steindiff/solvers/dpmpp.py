@@ -31,9 +31,7 @@ class DPMSolverMultistep(Solver):
         nominal_order: 1, 2 (2M) or 3 (3M), the number of evaluations combined.
         lower_order_final: lower the order on the last steps of runs below 15 steps, as public implementations do.
 
-    References:
-        DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models (Lu et al., 2022),
-        arXiv:2211.01095.
+    Reference: Lu et al. (2022), arXiv:2211.01095.
     """
 
     nominal_order: int = 2
@@ -95,9 +93,7 @@ class DPMSolverSinglestep(Solver):
     Args:
         order: 2 or 3, also the number of evaluations a step costs.
 
-    References:
-        DPM-Solver++: Fast Solver for Guided Sampling of Diffusion Probabilistic Models (Lu et al., 2022),
-        arXiv:2211.01095.
+    Reference: Lu et al. (2022), arXiv:2211.01095.
     """
 
     order: int = 2

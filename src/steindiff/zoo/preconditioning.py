@@ -39,13 +39,7 @@ class EDMPrecond(ZooNetwork):
 
     Shapes: x (B, C, H, W), sigma (B,), labels (B,) or None → (B, C, H, W).
 
-    Args:
-        network: The raw network F.
-        sigma_data: Standard deviation σ_d of the data.
-
-    References:
-        | Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022)
-        | https://arxiv.org/abs/2206.00364
+    Reference: Karras et al. (2022), arXiv:2206.00364.
     """
 
     def __init__(self, network: UNet, sigma_data: float = 0.5) -> None:
@@ -71,14 +65,7 @@ class VPNoise(ZooNetwork):
 
     Shapes: x (B, C, H, W), t (B,), labels (B,) or None → (B, C, H, W).
 
-    Args:
-        network: The raw network.
-        steps: Number of steps of the process.
-        betas: First and last β.
-
-    References:
-        | Denoising Diffusion Probabilistic Models (Ho et al., 2020)
-        | https://arxiv.org/abs/2006.11239
+    Reference: Ho et al. (2020), arXiv:2006.11239.
     """
 
     alphas: Tensor

@@ -129,15 +129,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One step of a pipeline.
+    """One step of a pipeline: the network's calls, what was made of them and handed to the scheduler, and the states.
 
-    Attributes:
-        calls: of the network.
-        model_output: what the pipeline made of the outputs and handed to the scheduler.
-        timestep: the scheduler's timestep.
-        sample: the state.
-        scaled: the state as the scheduler would have it given to the network.
-        result: the state after the step.
+    `scaled` is the state as the scheduler would have it given to the network, `result` the state after the step.
     """
 
     calls: tuple[Asked, ...]
@@ -285,13 +279,7 @@ def guidances(parts: Sequence[Tensor], guided: Tensor, settings: Mapping[str, An
 
 
 def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
-    """The guidance that reproduces a recorded step, and for how many samples the step was.
-
-    Args:
-        pipe: the pipeline.
-        record: one step.
-        settings: the arguments of the pipeline's call, defaults included.
-    """
+    """The guidance that reproduces a recorded step, and for how many samples the step was."""
     total, rows = sum(len(call.state) for call in record.calls), len(record.sample)
     embedded = record.calls[0].conditions.get("guidance")
     embedded = float(embedded.flatten()[0]) if isinstance(embedded, Tensor) else None
@@ -344,14 +332,7 @@ def time_of(pipe: Any, steps: Sequence[Recorded], call: int) -> tuple[float, flo
 
 
 def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
-    """How a call was given the state.
-
-    Args:
-        pipe: the pipeline.
-        call: one call.
-        scaled: the states, one for each sample.
-        copies: under how many conditions each was evaluated.
-    """
+    """How a call was given the state."""
     given, states = call.state, torch.cat([scaled.to(call.state.dtype)] * copies)
     shape = tuple(given.shape[1:])
     tolerance = 2.0 * torch.finfo(given.dtype).eps
@@ -545,14 +526,7 @@ def record(pipe: Any, module: nn.Module, scheduler: Any, call: Mapping[str, Any]
 
 
 def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Capture:
-    """Run a few steps of a pipeline and rebuild its denoiser.
-
-    Args:
-        pipe: the pipeline; it is left as it was.
-        scheduler: the scheduler to run it with, of the family of the pipeline's own.
-        batch: samples at a time, at most.
-        call: arguments of the pipeline's call.
-    """
+    """Run a few steps of a pipeline and rebuild its denoiser."""
     module, name = network_of(pipe), f"pipe = {type(pipe).__name__}"
     for key, still in CHANGING.items():
         if call.get(key, still[0]) not in still:

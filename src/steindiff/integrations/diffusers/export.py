@@ -32,20 +32,9 @@ class ZooOutput(NamedTuple):
 
 
 class ZooUNet2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    r"""The raw U-Net F(x, a t + b, label) as a diffusers model.
+    r"""The raw U-Net F(x, a t + b, label) as a diffusers model; label K, and no label, is the null label.
 
-    Args:
-        shape: `(C, H, W)`.
-        num_classes: K; label K, and no label, is the null label.
-        channels: this and the following as in `steindiff.zoo.UNetConfig`: width of each resolution.
-        blocks: residual blocks per resolution.
-        attention: which resolutions attend.
-        head: width of an attention head.
-        embedding: width of the condition.
-        groups: of the group normalisations.
-        octaves: range of the frequencies that embed the time.
-        time_scale: a; the scheduler's timestep t reaches the network as a t + b.
-        time_shift: b.
+    Arguments as in `steindiff.zoo.UNetConfig`; `time_scale` is a, `time_shift` b, t the scheduler's timestep.
     """
 
     @register_to_config

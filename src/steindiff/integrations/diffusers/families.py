@@ -231,10 +231,6 @@ def same_process(old: Any, new: Any) -> bool:
 
     Variance preserving: the same ᾱ_t at every t, to 1e-6 and to 1 % of themselves. Flow matching: the same direction
     and unit of time (a shift moves the grid only). EDM: the same σ_data and time.
-
-    Args:
-        old: a scheduler.
-        new: another one.
     """
     a, b = family_of(old), family_of(new)
     if type(a) is not type(b):
@@ -255,11 +251,6 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
     `from_config` drops what was a default in the source, whatever the default of the new class; here the whole
     configuration is handed on. A process the new class has no setting for (CogVideoX's shifted SNR) is handed on as its
     betas.
-
-    Args:
-        scheduler: where the process comes from.
-        host: the class.
-        settings: go before the source's.
     """
     # With its class's name the settings only that class knows are carried along without a warning.
     config = {**scheduler.config, "_class_name": type(scheduler).__name__}

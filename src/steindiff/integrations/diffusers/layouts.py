@@ -12,12 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tokens:
-    r"""Transformers such as Flux keep a latent `(C, *, H, W)` as tokens, each a p×p patch of all channels of one frame.
-
-    Args:
-        shape: of the latent, `(C, H, W)` or `(C, F, H, W)`.
-        patch: p.
-    """
+    r"""Transformers such as Flux keep a latent `(C, *, H, W)` as tokens, each a p×p patch of all channels."""
 
     shape: tuple[int, ...]
     patch: int
@@ -79,10 +74,7 @@ def layout_from(
 ) -> Layout | None:
     """The layout of a recorded state, found by what the pipeline itself did; None if it cannot be told.
 
-    Args:
-        state: the state's shape without the batch axis.
-        channels: how many channels a sample may have.
-        packed: latents that the pipeline made tokens of, and the tokens.
+    `packed` are latents that the pipeline made tokens of, and the tokens; `channels` how many a sample may have.
     """
     state = tuple(state)
     for latents, tokens in packed:

@@ -197,9 +197,7 @@ class Guidance:
         normalised: whether o is given the norm of c.
         sign: −1 where the model's output is the negative of what the scheduler is handed.
 
-    References:
-        Classifier-Free Diffusion Guidance (Ho & Salimans, 2022), arXiv:2207.12598;
-        Common Diffusion Noise Schedules and Sample Steps are Flawed (Lin et al., 2024), arXiv:2305.08891.
+    References: Ho & Salimans (2022), arXiv:2207.12598; Lin et al. (2024), arXiv:2305.08891.
     """
 
     copies: int = 1
@@ -255,12 +253,9 @@ class Guided:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Samples under the conditions of several calls of a pipeline, each of which was made for a few prompts.
+    """Samples under the conditions of several calls of a pipeline, each made for a few prompts.
 
-    Args:
-        parts: one for each call of the pipeline.
-        samples: whose conditions to use for the rows of a batch: sample s has those of prompt s mod their number.
-        batch: samples in one call of the model, at most.
+    Sample s has the conditions of prompt s mod their number; at most `batch` samples go into one call of the model.
     """
 
     parts: tuple[Guided, ...]

@@ -188,12 +188,7 @@ Told = Callable[[Progress], bool | None]
 
 @contextmanager
 def shown(progress: bool | Told, total: float) -> Iterator[Callable[[float], Told]]:
-    """A bar with the time left, or whoever was given; yields a function from the work of a stage to its listener.
-
-    Args:
-        progress: whether to draw, or whom to tell.
-        total: all the work.
-    """
+    """A bar with the time left, or whoever was given; yields a function from the work of a stage to its listener."""
     with bar("calibrating", total, shown=progress is True) as advance:
         begun = done = 0.0
 
@@ -337,10 +332,6 @@ class GuidanceGuard:
     """Looks at every step of a run: are the network's outputs combined as the calibration knows it?
 
     Every copy of a scheduler has one of its own, and minds the calls of the thread its run began in.
-
-    Args:
-        pipe: the pipeline, asked for its guidance scale.
-        module: the network.
     """
 
     def __init__(self, pipe: Any, module: nn.Module) -> None:

@@ -460,11 +460,6 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
     diffusers reads signatures: `from_config` takes the names of `__init__`, pipelines those of `step` and
     `set_timesteps`. All three keep the stock signature, `__init__` with two settings more. Some pipelines pass a
     `generator` without looking; where the stock `step` would fail on it, ours takes and ignores it.
-
-    Args:
-        stock: the scheduler class.
-        host: where its steps are complete.
-        solver: configuration to the solver of the engine that the scheduler runs.
     """
     initialise = inspect.unwrap(stock.__init__)
     parameters = inspect.signature(stock.__init__).parameters.values()
