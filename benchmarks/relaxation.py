@@ -27,6 +27,7 @@ from torch import Tensor
 
 from intervals import Distance, difference, distance
 from paper_only.activation import TopK
+from paper_only.coefficients import coupled_gammas, decay, fine_flow, ideal_gammas, plot_comparison, plot_decay
 from paper_only.consistency import Consistency, Matched, PerDimension
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
@@ -44,14 +45,8 @@ from steindiff.corrections.relaxation import GROWTH
 from steindiff.denoisers import Denoiser, EDMDenoiser, Empirical
 from steindiff.diagnostics import (
     certificate,
-    decay,
-    fine_flow,
-    ideal_gammas,
     lipschitz,
-    plot_decay,
-    plot_gammas,
     plot_lipschitz,
-    sampled_gammas,
 )
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
@@ -103,7 +98,7 @@ def gamma_section() -> list[Record]:
             flow = fine_flow(denoiser, levels.schedule, 24)
             run = (denoiser, data[:400], levels, SOLVERS[name])
             ideal = ideal_gammas(*run, torch.Generator().manual_seed(SEED), probe=VJP(2), flow=flow)
-            sampled = sampled_gammas(*run, torch.Generator().manual_seed(SEED), probe=VJP(2))
+            sampled = coupled_gammas(*run, torch.Generator().manual_seed(SEED), probe=VJP(2))
             for i, (row, own) in enumerate(zip(ideal, sampled, strict=True)):
                 apart = abs(own.gamma - row.stein) / (own.error**2 + row.stein_error**2) ** 0.5
                 records.append(
@@ -121,7 +116,7 @@ def gamma_section() -> list[Record]:
                     }
                 )
             if (schedule, name) == ("edm", "dpmpp-2m"):
-                plot_gammas(ideal, figure.subplots(), sampled)
+                plot_comparison(ideal, figure.subplots(), sampled)
     figure.savefig(RESULTS / "relaxation_gamma.png", dpi=120)
     return records
 

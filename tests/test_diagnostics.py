@@ -11,6 +11,15 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from paper_only.coefficients import (
+    couple,
+    coupled_gammas,
+    decay,
+    fine_flow,
+    ideal_gammas,
+    plot_comparison,
+    plot_decay,
+)
 from paper_only.oscillation import oscillation, plot_oscillation
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
@@ -18,18 +27,11 @@ from steindiff.corrections import Plain
 from steindiff.denoisers import X0, Gaussian, Mixture
 from steindiff.diagnostics import (
     certificate,
-    couple,
-    decay,
     difference,
-    fine_flow,
-    ideal_gammas,
     lipschitz,
     operator_norm,
     plot_certificate,
-    plot_decay,
-    plot_gammas,
     plot_lipschitz,
-    sampled_gammas,
 )
 from steindiff.diagnostics._lipschitz import candidate
 from steindiff.levels import Level, Levels
@@ -226,7 +228,7 @@ def test_sampled_gammas_skip_pure_noise_and_follow_the_run():
     denoiser = spread_gaussian()
     levels = GRIDS["uniform"](SCHEDULES["flow"], 4)
     clean = denoiser.sample(50, torch.Generator().manual_seed(0))
-    for compare in (sampled_gammas, ideal_gammas):
+    for compare in (coupled_gammas, ideal_gammas):
         rows = compare(denoiser, clean, levels, SOLVERS["dpmpp-2m"], torch.Generator().manual_seed(0))
         assert [row.sigma for row in rows] == [level.sigma for level in levels[1:-1]]
 
@@ -274,7 +276,7 @@ def test_plots_show_the_data():
     expected = {
         plot_lipschitz: (constants, constants.transition.median(1).values.tolist()),
         plot_certificate: (rows, list(rows.bound)),
-        plot_gammas: (coefficients, [row.direct for row in coefficients]),
+        plot_comparison: (coefficients, [row.direct for row in coefficients]),
         plot_decay: (errors, list(errors.error)),
         plot_oscillation: (turns, turns.plain[:, 0].tolist()),
     }
@@ -285,8 +287,8 @@ def test_plots_show_the_data():
         assert axes.get_ylabel()
         assert axes.get_legend() is not None
     axes = Figure().add_subplot()
-    own = sampled_gammas(denoiser, clean, levels, DDIM(), generator)
-    plot_gammas(coefficients, axes, own)
+    own = coupled_gammas(denoiser, clean, levels, DDIM(), generator)
+    plot_comparison(coefficients, axes, own)
     assert [container.get_label() for container in axes.containers] == ["Stein, ideal states", "Stein, sampled states"]
     axes = Figure().add_subplot()
     for label in ("EDM", "log-SNR"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paper_only.activation import Expansion, OnlySteps, TopK
+from paper_only.coefficients import couple, coupled_gammas, decay, gammas, ideal_gammas, ideal_step
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.averages import OverBatch, PerSample, mean
@@ -22,7 +23,6 @@ from steindiff.corrections import (
     Unclamped,
 )
 from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
-from steindiff.diagnostics import couple, decay, gammas, ideal_gammas, ideal_step, sampled_gammas
 from steindiff.grids import LogSNR, UniformTime
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP, Adaptive, Analytic, Exact, FiniteDifference, pushforward
@@ -108,7 +108,7 @@ def test_on_a_samplers_own_states_stein_gamma_leaves_that_of_ideal_states():
     denoiser, clean = problem("digits", 500)
     levels = GRIDS["logsnr-to-zero"](EDM(), 6)
     run = (denoiser, clean, levels, SOLVERS["dpmpp-2m"])
-    sampled = sampled_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2))
+    sampled = coupled_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2))
     ideal = ideal_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2), flow=still)
     assert [row.sigma for row in sampled] == [row.sigma for row in ideal]
     apart = [

@@ -1,5 +1,6 @@
 """Diagnostics: what a step does to errors, measured; each as data and as a plot on given axes."""
 
+from steindiff.diagnostics._gamma import SteinGamma, plot_gammas, sampled_gammas
 from steindiff.diagnostics._lipschitz import (
     Certificate,
     Lipschitz,
@@ -10,41 +11,16 @@ from steindiff.diagnostics._lipschitz import (
     plot_certificate,
     plot_lipschitz,
 )
-from steindiff.diagnostics.coefficients import (
-    Decay,
-    Flow,
-    Gammas,
-    SteinGamma,
-    couple,
-    decay,
-    fine_flow,
-    gammas,
-    ideal_gammas,
-    ideal_step,
-    plot_decay,
-    plot_gammas,
-    sampled_gammas,
-)
 
 __all__ = [
     "Certificate",
-    "Decay",
-    "Flow",
-    "Gammas",
     "Lipschitz",
     "SteinGamma",
     "certificate",
-    "couple",
-    "decay",
     "difference",
-    "fine_flow",
-    "gammas",
-    "ideal_gammas",
-    "ideal_step",
     "lipschitz",
     "operator_norm",
     "plot_certificate",
-    "plot_decay",
     "plot_gammas",
     "plot_lipschitz",
     "sampled_gammas",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from steindiff.averages import mean, ratio_error
 from steindiff.corrections.base import Correction, Transition, WithHook
 from steindiff.corrections.relaxation import stein_numerator
 from steindiff.denoisers.base import Denoiser
+from steindiff.diagnostics import SteinGamma, plot_gammas, sampled_gammas
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
 from steindiff.probes.base import Probe, dot
@@ -107,25 +108,6 @@ class Gammas:
         return self.c * (gamma - self.direct) ** 2 <= self.gap
 
 
-class SteinGamma(NamedTuple):
-    """The reference-free coefficient of one step: where it starts, γ, and its standard error."""
-
-    sigma: float
-    gamma: float
-    error: float
-
-
-def stein_gamma(
-    step: Step, x: Tensor, level: Level, generator: torch.Generator, probe: Probe | None = None
-) -> SteinGamma:
-    """The reference-free coefficient (Thm 4.7) of a step at states `x`, `(B, *)`, whatever law they have."""
-    probed = (probe or VJP())(step, x, level, generator)
-    u = x - probed.candidate
-    numerator = stein_numerator(dot(u, x), x[0].numel() - probed.divergence, level)
-    gamma, error = ratio_error(numerator, dot(u, u))
-    return SteinGamma(level.sigma, float(gamma), float(error))
-
-
 def gammas(
     step: Step,
     x: Tensor,
@@ -181,7 +163,7 @@ def ideal_gammas(
     return tuple(found)
 
 
-def sampled_gammas(
+def coupled_gammas(
     denoiser: Denoiser,
     clean: Tensor,
     levels: Levels,
@@ -190,35 +172,20 @@ def sampled_gammas(
     *,
     probe: Probe | None = None,
 ) -> tuple[SteinGamma, ...]:
-    """γ̃: the reference-free coefficient along a plain run that starts at the forward coupling, as a sampler sees it.
-
-    Arguments as for `ideal_gammas`.
-    """
-    found = []
-
-    def look(step: Step, x: Tensor, levels: Levels, i: int) -> None:
-        if levels[i].alpha > 0.0:
-            found.append(stein_gamma(step, x, levels[i], generator, probe))
-
-    sample(denoiser, couple(clean, levels[0], generator), levels, solver, WithHook(look))
-    return tuple(found)
+    """γ̃: the reference-free coefficient along a plain run that starts at the forward coupling, as a sampler sees it."""
+    return sampled_gammas(denoiser, couple(clean, levels[0], generator), levels, solver, generator, probe=probe)
 
 
-def plot_gammas(data: Sequence[Gammas], axes: Axes, sampled: Sequence[SteinGamma] = ()) -> None:
+def plot_comparison(data: Sequence[Gammas], axes: Axes, sampled: Sequence[SteinGamma] = ()) -> None:
     """The coefficients over σ, the Stein ones with two standard errors: on ideal states, and on a sampler's own."""
     sigma = [row.sigma for row in data]
     axes.plot(sigma, [row.direct for row in data], "o-", label="direct, $x^*$ known")
     ideal = [SteinGamma(row.sigma, row.stein, row.stein_error) for row in data]
     for rows, style, label in ((ideal, "s--", "Stein, ideal states"), (sampled, "D-.", "Stein, sampled states")):
         if rows:
-            errors = [2.0 * row.error for row in rows]
-            values = [row.gamma for row in rows]
-            axes.errorbar([row.sigma for row in rows], values, yerr=errors, fmt=style, capsize=3, label=label)
+            plot_gammas(rows, axes, style, label)
     axes.plot(sigma, [row.oracle for row in data], "^:", label="oracle, exact flow")
     axes.axhline(1.0, color="black", linewidth=0.8, label="plain solver")
-    axes.set(xlabel="$\\sigma$", ylabel="$\\gamma$", xscale="log")
-    axes.set_yscale("symlog", linthresh=1.0)
-    axes.invert_xaxis()
     axes.legend()
 
 
