@@ -29,6 +29,7 @@ from intervals import Distance, difference, distance
 from paper_only.activation import TopK
 from paper_only.coefficients import coupled_gammas, decay, fine_flow, ideal_gammas, plot_comparison, plot_decay
 from paper_only.consistency import Consistency, Matched, PerDimension
+from paper_only.probes import JVP, Normal
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
 from steindiff.averages import OverBatch, PerSample
@@ -51,7 +52,7 @@ from steindiff.diagnostics import (
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.probes import JVP, VJP, Adaptive, Analytic, FiniteDifference, Normal, Rademacher, memory_per_sample
+from steindiff.probes import VJP, Adaptive, Analytic, FiniteDifference, Rademacher, memory_per_sample
 from steindiff.sampler import levels_for as budget
 from steindiff.solvers import DPMSolverMultistep, Solver
 from steindiff.tableau import Step

@@ -35,7 +35,7 @@ from steindiff.diagnostics import (
 )
 from steindiff.diagnostics._lipschitz import candidate
 from steindiff.levels import Level, Levels
-from steindiff.probes import VJP, by_functional
+from steindiff.probes import VJP
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import DDIM
 from steindiff.tableau import Step
@@ -53,10 +53,9 @@ def two_modes() -> Mixture:
 
 
 @pytest.mark.parametrize("push", [None, difference])
-@pytest.mark.parametrize("route", [None, by_functional])
-def test_operator_norm_is_the_largest_singular_value(push, route):
+def test_operator_norm_is_the_largest_singular_value(push):
     network = Nonlinear()
-    options = {key: value for key, value in (("push", push), ("route", route)) if value is not None}
+    options = {key: value for key, value in (("push", push),) if value is not None}
 
     def function(z: torch.Tensor) -> torch.Tensor:
         return network(z, torch.zeros(len(z), dtype=FLOAT))

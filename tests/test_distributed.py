@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from paper_only.probes import JVP, Exact, Normal
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff._distributed import Rank, gather, shard
@@ -18,7 +19,7 @@ from steindiff.corrections import Relaxation
 from steindiff.corrections.balance import Balance
 from steindiff.denoisers import X0
 from steindiff.metrics.frechet import Moments
-from steindiff.probes import JVP, VJP, Antithetic, Exact, FiniteDifference, Normal
+from steindiff.probes import VJP, Antithetic, FiniteDifference
 from steindiff.schedules import VP
 
 SIZES = (5, 2)

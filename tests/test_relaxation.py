@@ -10,6 +10,7 @@ import torch
 
 from paper_only.activation import Expansion, OnlySteps, TopK
 from paper_only.coefficients import couple, coupled_gammas, decay, gammas, ideal_gammas, ideal_step
+from paper_only.probes import Exact
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.averages import OverBatch, PerSample, mean
@@ -25,7 +26,7 @@ from steindiff.corrections import (
 from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
 from steindiff.grids import LogSNR, UniformTime
 from steindiff.levels import Level, Levels
-from steindiff.probes import VJP, Adaptive, Analytic, Exact, FiniteDifference, pushforward
+from steindiff.probes import VJP, Adaptive, Analytic, FiniteDifference, pushforward
 from steindiff.probes.base import dot
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, VP, Schedule

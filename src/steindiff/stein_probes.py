@@ -23,7 +23,7 @@ from steindiff.bases import Basis
 from steindiff.denoisers.base import Denoiser
 from steindiff.grids.stein import Stein
 from steindiff.levels import Level
-from steindiff.probes._pullback import Route, by_autograd, pullback
+from steindiff.probes._pullback import pullback
 from steindiff.probes.directions import Rademacher
 from steindiff.reference import ReferenceRun
 from steindiff.seeding import in_batches
@@ -54,13 +54,11 @@ class ProbedLevel:
         return self.level.sigma**2 * float(mean(self.square))
 
 
-def measure(
-    denoiser: Denoiser, x: Tensor, level: Level, basis: Basis, v: Tensor, route: Route = by_autograd
-) -> ProbedLevel:
+def measure(denoiser: Denoiser, x: Tensor, level: Level, basis: Basis, v: Tensor) -> ProbedLevel:
     """Measure at states `x`, `(N, *)`, of one level, in directions `v`, `(probes, N, *)`."""
     gain = torch.zeros(len(x), basis.bands, dtype=torch.float64, device=x.device)
     square = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    d, pull = pullback(lambda z: denoiser(z, level), x, route)
+    d, pull = pullback(lambda z: denoiser(z, level), x)
     for direction in v:
         pulled = pull(direction)
         gain += basis.average(basis.forward(direction) * basis.forward(pulled)) / len(v)
@@ -76,13 +74,11 @@ class SteinProbes:
         levels: at how many of its levels.
         samples: on how many of its samples, at most.
         probes: Rademacher directions for each; each is a backward pass.
-        route: how to pull back: by autograd, or by `torch.func` in hosts that sample in inference mode.
     """
 
     levels: int = 10
     samples: int = 16
     probes: int = 2
-    route: Route = by_autograd
 
     def __post_init__(self) -> None:
         at_least("levels", self.levels, 2)
@@ -107,7 +103,7 @@ class SteinProbes:
                 start = reference.local_seeds.index(chosen[0])
                 here = path.states[i][start : start + len(chosen)].to(like)
                 denoiser = reference.model.denoiser_for(chosen)
-                parts.append(measure(denoiser, here, path.levels[i], reference.basis, v, self.route))
+                parts.append(measure(denoiser, here, path.levels[i], reference.basis, v))
             none = torch.zeros(0, reference.basis.bands, dtype=torch.float64, device=device)
             rows = {
                 name: torch.cat([*(getattr(p, name) for p in parts), empty])

@@ -14,7 +14,7 @@ from steindiff.corrections.base import WithHook
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
-from steindiff.probes._pullback import Function, Route, by_autograd, pullback, traced
+from steindiff.probes._pullback import Function, pullback, traced
 from steindiff.probes.base import flat_step
 from steindiff.probes.hutchinson import pushforward
 from steindiff.solvers.base import Solver
@@ -40,7 +40,6 @@ def operator_norm(
     iterations: int = 50,
     tolerance: float = 1e-3,
     push: Push = pushforward,
-    route: Route = by_autograd,
 ) -> Tensor:
     r"""The largest singular value of J = ∂function/∂x at every sample, `(B,)`: its local Lipschitz constant.
 
@@ -49,7 +48,7 @@ def operator_norm(
     little in many dimensions. `push` computes Jv: `pushforward`, or `difference` where there is no forward mode.
     """
     shape = (-1, *[1] * (x.ndim - 1))
-    _, pull = pullback(function, x, route)
+    _, pull = pullback(function, x)
     v = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
     found = x.new_zeros(len(x))
     for _ in range(iterations):
@@ -95,7 +94,6 @@ def lipschitz(
     iterations: int = 50,
     tolerance: float = 1e-3,
     push: Push = pushforward,
-    route: Route = by_autograd,
 ) -> Lipschitz:
     """Measure L_T, L_D and L_ε along a plain run from `x`, `(B, *)`, at every `every`-th step.
 
@@ -103,9 +101,7 @@ def lipschitz(
     """
     if every < 1:
         raise ValueError(f"every must be >= 1, got {every}")
-    norm = partial(
-        operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push, route=route
-    )
+    norm = partial(operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push)
 
     def noise(z: Tensor, level: Level) -> Tensor:
         return (z - level.alpha * denoiser(z, level)) / level.sigma

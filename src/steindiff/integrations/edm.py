@@ -8,9 +8,6 @@ library. Code and checkpoints are licensed CC BY-NC-SA 4.0 by NVIDIA: non-commer
     net = load("edm-cifar10-32x32-uncond-vp.pkl", source="edm", trust_pickle=True)
     levels = Karras()(schedule_of(net), 18)
 
-Networks of NVlabs/edm contain an operation with a hand-written backward pass: differentiate them with `by_autograd`
-(the default), not with `torch.func`.
-
 References: Karras et al. (2022), arXiv:2206.00364; Karras et al. (2024), arXiv:2312.02696.
 """
 

@@ -4,32 +4,27 @@ A new file with a `VARIANTS` table is found by walking this folder.
 """
 
 from steindiff._discovery import Registry
-from steindiff.probes._pullback import by_autograd, by_functional, check_gradient, pullback
+from steindiff.probes._pullback import check_gradient, pullback
 from steindiff.probes.base import Hutchinson, Probe, Probed
-from steindiff.probes.directions import Antithetic, Directions, Normal, Rademacher
-from steindiff.probes.hutchinson import JVP, VJP, FiniteDifference, memory_per_sample, pushforward
-from steindiff.probes.modes import Adaptive, Analytic, Exact, OnPart
+from steindiff.probes.directions import Antithetic, Directions, Rademacher
+from steindiff.probes.hutchinson import VJP, FiniteDifference, memory_per_sample, pushforward
+from steindiff.probes.modes import Adaptive, Analytic, OnPart
 
 PROBES: Registry[Probe] = Registry(__name__, Probe)
 
 __all__ = [
-    "JVP",
     "PROBES",
     "VJP",
     "Adaptive",
     "Analytic",
     "Antithetic",
     "Directions",
-    "Exact",
     "FiniteDifference",
     "Hutchinson",
-    "Normal",
     "OnPart",
     "Probe",
     "Probed",
     "Rademacher",
-    "by_autograd",
-    "by_functional",
     "check_gradient",
     "memory_per_sample",
     "pullback",

@@ -58,14 +58,6 @@ class Rademacher(Directions):
 
 
 @dataclass(frozen=True)
-class Normal(Directions):
-    r"""Coordinates N(0, 1), as in Algorithm 1: Var vᵀJv = ½ Σ_ij (J_ij + J_ji)², diagonal included."""
-
-    def fill(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        return torch.randn(tuple(shape), generator=generator, dtype=dtype, device=generator.device)
-
-
-@dataclass(frozen=True)
 class Antithetic(Directions):
     r"""Pairs v, −v, successive.
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level
-from steindiff.probes._pullback import Route, by_autograd, by_functional
+from steindiff.probes._pullback import linearised
 from steindiff.probes.base import Forms, Hutchinson, dot, flat_step, rebuilt, restricted
 from steindiff.probes.directions import Antithetic, Directions
 from steindiff.tableau import Step
@@ -65,7 +64,7 @@ def _saved(step: Step, x: Tensor, samples: int) -> int:
 
     part = slice(0, samples)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        pulled = by_autograd(partial(flat_step, restricted(step, part, len(x))), x[part])
+        pulled = linearised(partial(flat_step, restricted(step, part, len(x))), x[part])
     del pulled
     return sum(storages.values())
 
@@ -84,7 +83,6 @@ class VJP(Hutchinson):
     the directions are pulled back, `together` at a time.
 
     Args:
-        route: how to linearise: `by_autograd`, or `by_functional` where weights are inference tensors.
         memory: bytes the linearised pass may take beyond what is held anyway; None: no limit. It sets how many samples
             are linearised at a time (never fewer than one), from the bytes one sample keeps, which are measured on
             the first two samples of the first step (two network calls). See `steindiff.probes.hutchinson`.
@@ -92,7 +90,6 @@ class VJP(Hutchinson):
             a batch is too small to fill the device, and costs the memory of so many gradients.
     """
 
-    route: Route = by_autograd
     memory: int | None = None
     together: int = 1
 
@@ -111,7 +108,7 @@ class VJP(Hutchinson):
         return min(self.together, self.probes)
 
     def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
-        candidate, tensors, pull = self.route(partial(flat_step, step), x)
+        candidate, tensors, pull = linearised(partial(flat_step, step), x)
         if self._group == 1:
             forms = torch.stack([dot(pull(row), row) for row in v])
         else:
@@ -136,29 +133,6 @@ def pushforward(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> T
     with forward_mode():
         tangent: Tensor = torch.func.jvp(function, (x.detach().contiguous(),), (v.contiguous(),))[1]
     return tangent.detach()
-
-
-@dataclass(frozen=True)
-class JVP(Hutchinson):
-    r"""vᵀJv = ⟨v, Jv⟩ with all m tangents carried through one forward pass (`vmap` of `torch.func.jvp`).
-
-    Costs no network call and keeps no graph, but holds m tangents at a time and runs attention in its unfused form,
-    so the candidate equals the plain step's only up to rounding where the network attends.
-    """
-
-    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
-        at = x.detach().contiguous()  # forward mode refuses expanded tensors
-
-        def push(tangent: Tensor) -> Any:
-            return torch.func.jvp(partial(flat_step, step), (at,), (tangent,), has_aux=True)
-
-        with forward_mode():
-            # Candidate and evaluations do not depend on the tangent: left unbatched, they are computed once.
-            unbatched: Any = (None, 0, None)
-            candidate, tangents, tensors = torch.func.vmap(push, out_dims=unbatched)(v)
-        forms = torch.stack([dot(row, tangent.detach()) for row, tangent in zip(v, tangents, strict=True)])
-        evaluations = rebuilt(step, [tensor.detach() for tensor in tensors])
-        return Forms(candidate.detach(), evaluations, forms, 0, len(v) * len(step.tableau.stages))
 
 
 @dataclass(frozen=True)
@@ -192,8 +166,6 @@ class FiniteDifference(Hutchinson):
 
 VARIANTS = {
     "vjp": VJP(),
-    "vjp-functional": VJP(route=by_functional),
     "vjp-together": VJP(together=5),
-    "jvp": JVP(),
     "finite-difference": FiniteDifference(),
 }
