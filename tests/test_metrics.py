@@ -18,7 +18,7 @@ from steindiff.metrics import (
     precision_recall,
 )
 from steindiff.metrics.features import resize_matrix
-from steindiff.metrics.scores import gather_logits, radii, squared_mmd
+from steindiff.metrics.scores import radii, squared_mmd
 
 
 def test_resize_reads_unshifted_positions():
@@ -173,7 +173,7 @@ def test_real_loaders_on_tiny_random_networks(loader, size, outputs):
     torch.manual_seed(0)
     network = loader(build=lambda: Tiny(outputs))
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    out = gather_logits(images.split(2), network)
+    out = network(images)
     assert out.shape == (3, outputs)
     assert network.size == size
     assert not network.network.training

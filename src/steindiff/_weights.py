@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -23,45 +24,36 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
                 raise OSError(f"weights {path}: what was written does not read back")
 
 
-def read(path: Path, *, digest: str | None = None, trust_pickle: bool = False) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file or, only if trusted, of a pickled state dict, whose code then runs."""
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, open; whatever a damaged one raises becomes a RuntimeError that names it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except Exception as error:  # readers of damaged files end in anything
+        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+
+
+def read(path: Path, *, digest: str | None = None) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, once its SHA-256 is `digest`, if one is given."""
     if not path.is_file():
         raise FileNotFoundError(f"weights {path}: no such file")
     if digest is not None and (found := sha256(path)) != digest:
         raise RuntimeError(f"weights {path}: truncated or altered (SHA-256 {found[:12]}…, not {digest[:12]}…)")
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        except Exception as error:  # readers of damaged files end in anything
-            raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
-    if not trust_pickle:
-        raise RuntimeError(f"weights {path}: not safetensors; unpickling runs code, allow it by trust_pickle=True")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:
-        raise RuntimeError(f"weights {path}: not a whole pickle ({error})") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise RuntimeError(f"weights {path}: holds no state dict (a mapping of names to tensors)")
-    return state
+    with opened(path) as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def metadata(path: Path) -> dict[str, str]:
     """Text stored in the header of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except Exception as error:  # readers of damaged files end in anything
-        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+    with opened(path) as file:
+        return dict(file.metadata() or {})
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a safetensors file, from its header alone."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-    except Exception as error:  # readers of damaged files end in anything
-        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+    with opened(path) as file:
+        return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], source: str) -> None:

@@ -3,7 +3,7 @@ r"""Scores from features, logits or images: IS, precision and recall, KID, PSNR 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,12 +36,6 @@ def inception_score(logits: Tensor, splits: int = 10) -> Score:
         scores.append((log_p.exp() * (log_p - log_marginal)).sum(dim=1).mean().exp())
     values = torch.stack(scores)
     return Score(float(values.mean()), float(values.std(correction=0)))
-
-
-def gather_logits(images: Iterable[Tensor], network: Callable[[Tensor], Tensor]) -> Tensor:
-    """Logits (N, K) of batches of images, each (B, C, H, W)."""
-    with torch.no_grad():
-        return torch.cat([network(batch).cpu() for batch in images])
 
 
 def _torchvision_inception() -> nn.Module:

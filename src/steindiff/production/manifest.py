@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import singledispatch
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from steindiff._environment import device_name
 from steindiff._files import write_json
 from steindiff._serialization import checksum, decode, read_json, verified, with_checksum
 from steindiff.corrections.replay import Replay
+from steindiff.model import fingerprint_gap
 from steindiff.seeding import check_seeds
 
 THREADS = "threads"
@@ -54,12 +54,25 @@ MOST_THREADS = 1024
 """More threads than this are not taken from a file."""
 
 
-@singledispatch
 def setting(value: Any) -> Any:
     """A setting as JSON: equal for equal settings in any process, different for different ones.
 
     Dataclasses become `{"kind": …, field: …}`, functions their names, tensors and replayed weights their checksums.
     """
+    if value is None or isinstance(value, int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, tuple | list):
+        return [setting(item) for item in value]
+    if isinstance(value, dict):
+        return {name: setting(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        digest = hashlib.sha256(value.detach().cpu().contiguous().flatten().numpy().tobytes()).hexdigest()
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "sha256": digest}
+    if isinstance(value, Replay):  # its weights are many numbers: their checksum says as much
+        weights = checksum({"steps": setting(value.steps)})
+        return {"kind": "Replay", "basis": setting(value.basis), "weights": weights}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: setting(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
         return {"kind": type(value).__name__, **fields}
@@ -68,47 +81,9 @@ def setting(value: Any) -> Any:
     if getattr(value, "__dict__", None) == {}:  # nothing but its class
         return {"kind": type(value).__name__}
     raise ValueError(
-        f"{type(value).__name__}: cannot be recorded, so a later run could not tell whether it is the same; allowed "
-        "are numbers, text, sequences, tensors, functions and dataclasses"
+        f"{type(value).__name__}: cannot be recorded, so a later run could not tell whether it is the same; use "
+        "numbers, text, sequences, tensors, functions or dataclasses"
     )
-
-
-@setting.register(type(None))
-@setting.register(bool)
-@setting.register(int)
-@setting.register(str)
-def _(value: Any) -> Any:
-    return value
-
-
-@setting.register
-def _(value: float) -> float | str:
-    return value if math.isfinite(value) else repr(value)
-
-
-@setting.register(tuple)
-@setting.register(list)
-def _(value: Any) -> list[Any]:
-    return [setting(item) for item in value]
-
-
-@setting.register
-def _(value: Tensor) -> dict[str, Any]:
-    data = value.detach().cpu().contiguous()
-    digest = hashlib.sha256(data.flatten().numpy().tobytes()).hexdigest()
-    return {"dtype": str(value.dtype), "shape": list(value.shape), "sha256": digest}
-
-
-@setting.register(dict)
-def _(value: Any) -> dict[str, Any]:
-    return {name: setting(item) for name, item in value.items()}
-
-
-@setting.register
-def _(value: Replay) -> dict[str, Any]:
-    # Its weights are many numbers: their checksum says as much.
-    weights = [setting(step) for step in value.steps]
-    return {"kind": "Replay", "basis": setting(value.basis), "weights": checksum({"steps": weights})}
 
 
 def differences(known: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -200,11 +175,6 @@ class Manifest:
         """The seeds of shard k."""
         return self.seeds[k * self.shard_size : (k + 1) * self.shard_size]
 
-    def parts(self, k: int) -> list[range]:
-        """The seeds of shard k by batches."""
-        seeds = self.part(k)
-        return [seeds[i : i + self.batch] for i in range(0, len(seeds), self.batch)]
-
     def settings(self) -> dict[str, Any]:
         """What must be equal in every run: the file without fingerprint and checksum."""
         return {
@@ -266,7 +236,7 @@ class Manifest:
             return None
         wanted = {**self.settings(), "recipe": {**self.recipe, THREADS: known.recipe.get(THREADS)}}
         differing = list(differences(known.settings(), wanted))
-        if not same_model(known.fingerprint, self.fingerprint):
+        if fingerprint_gap(self.fingerprint, known.fingerprint) > SAME_MODEL:
             differing.append("fingerprint: the model's weights or conditions differ")
         if differing:
             raise ValueError(
@@ -274,11 +244,3 @@ class Manifest:
                 "folder, or remove this one"
             )
         return known
-
-
-def same_model(known: Sequence[float], found: Sequence[float]) -> bool:
-    """Whether two fingerprints are equal up to the rounding of a device that sums in varying order."""
-    if len(known) != len(found):
-        return False
-    a, b = torch.tensor(known, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
-    return bool((a - b).norm() <= SAME_MODEL * a.norm())
