@@ -77,7 +77,7 @@ def band_index(basis: Basis, device: torch.device) -> Tensor:
 def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     r"""Orthonormal DCT-II, `(n, n)`: row k is √(2/n) cos(π k (2j + 1)/(2n)), row 0 scaled by 1/√2."""
     k = torch.arange(n, dtype=torch.float64)
-    matrix = torch.cos(math.pi * k[:, None] * (2 * k + 1) / (2 * n)) * (2 / n) ** 0.5
+    matrix: Tensor = torch.cos(math.pi * k[:, None] * (2 * k + 1) / (2 * n)) * (2 / n) ** 0.5
     matrix[0] *= 2**-0.5
     return matrix.to(device, dtype)
 

@@ -63,7 +63,8 @@ def operator_norm(
 
 def _norm(x: Tensor) -> Tensor:
     """‖x‖ of every sample, `(B,)`."""
-    return x.flatten(1).norm(dim=1)
+    size: Tensor = x.flatten(1).norm(dim=1)
+    return size
 
 
 @dataclass(frozen=True)

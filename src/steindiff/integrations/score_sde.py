@@ -9,7 +9,7 @@ from functools import partial
 
 from steindiff._checks import at_least
 from steindiff.denoisers import Epsilon, Score
-from steindiff.denoisers.prediction import Network
+from steindiff.denoisers.base import Network
 from steindiff.levels import Level
 
 

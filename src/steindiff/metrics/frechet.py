@@ -93,7 +93,8 @@ class Moments:
     def root(self) -> Tensor:
         """Symmetric square root of the covariance, shape (F, F); computed once, so let a reference be the first set."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        return root
 
     def to(self, device: torch.device | str) -> Moments:
         """The same moments on another device."""

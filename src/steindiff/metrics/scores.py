@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from steindiff.corrections.alignment import Groups
 from steindiff.metrics.features import ImageNetInput, pretrained
@@ -38,7 +38,7 @@ def inception_score(logits: Tensor, splits: int = 10) -> Score:
     return Score(float(values.mean()), float(values.std(correction=0)))
 
 
-def _torchvision_inception() -> nn.Module:
+def _torchvision_inception() -> Any:
     from torchvision.models import Inception_V3_Weights, inception_v3
 
     return inception_v3(weights=Inception_V3_Weights.IMAGENET1K_V1, transform_input=False)

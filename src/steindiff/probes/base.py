@@ -126,10 +126,11 @@ def linear(step: Step, x: Tensor, error: float) -> Probed:
 
 def standard_error(values: Tensor, group: int) -> Tensor:
     """Standard error of the mean of `values`, `(m, B)`, whose groups are independent; NaN for a single group."""
-    means = values.unflatten(0, (-1, group)).mean(1)
+    means: Tensor = values.unflatten(0, (-1, group)).mean(1)
     if len(means) == 1:
         return torch.full_like(means[0], float("nan"))
-    return means.std(0) / len(means) ** 0.5
+    error: Tensor = means.std(0) / len(means) ** 0.5
+    return error
 
 
 def restricted(step: Step, part: slice, batch: int) -> Step:

@@ -36,7 +36,8 @@ from steindiff.denoisers import (
     StaticThreshold,
     Velocity,
 )
-from steindiff.denoisers.prediction import Network, Prediction
+from steindiff.denoisers.base import Network
+from steindiff.denoisers.prediction import Prediction
 from steindiff.levels import Level, Levels
 from steindiff.schedules import EDM, Discrete, Flow, Schedule
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2

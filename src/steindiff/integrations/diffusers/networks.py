@@ -37,7 +37,8 @@ def by_row(value: Tensor, rows: Tensor, batch: int) -> Tensor:
 def by_group(value: Tensor, rows: Tensor, batch: int) -> Tensor:
     """As many rows for each sample, one after the other, as where every frame has its own."""
     if value.ndim and len(value) > batch and len(value) % batch == 0:
-        return value.unflatten(0, (batch, -1))[rows].flatten(0, 1)
+        grouped: Tensor = value.unflatten(0, (batch, -1))
+        return grouped[rows].flatten(0, 1)
     return by_row(value, rows, batch)
 
 
