@@ -28,7 +28,7 @@ from torch import Tensor
 from steindiff._checks import at_least, number
 from steindiff._distributed import gather
 from steindiff.averages import mean
-from steindiff.bases import Basis, band_index
+from steindiff.bases import Basis, band_index, band_sizes
 from steindiff.corrections.alignment import TINY, Groups, weights_of
 from steindiff.corrections.base import Correction
 from steindiff.denoisers.base import Denoiser
@@ -67,8 +67,8 @@ class Mismatch:
         energy = mean(self.wanted).clamp(min=TINY)
         self.bands = energy**power / (energy**power).sum()
         index = band_index(basis, goal.device)
-        size = index.flatten().bincount(minlength=basis.bands)
-        factors = (self.bands * weights_of(self.wanted, tail) / (size * len(groups.whole))).sqrt()  # (N, K)
+        size = band_sizes(basis, goal.device) * len(groups.whole)
+        factors = (self.bands * weights_of(self.wanted, tail) / size).sqrt()  # (N, K)
         self.factors = factors[:, index].to(goal.dtype)
 
     def gap(self, made: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Mismatch:
 
 
 class Residuals(NamedTuple):
-    """The two parts of J: `(N, *)`, the coefficients of this process's samples, and `(K,)`, the bands of all samples."""
+    """The two parts of J: coefficients of this process's samples, `(N, D)`, and bands of all samples, `(K,)`."""
 
     errors: Tensor
     gaps: Tensor

@@ -24,6 +24,7 @@ one. Where nothing has a mean this is one factor for ρ and τ together.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least, number
-from steindiff._distributed import gather, local_only
+from steindiff._distributed import gather
 from steindiff.averages import mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
@@ -109,18 +110,28 @@ def combine(basis: Basis, weights: Tensor, features: Sequence[Tensor]) -> Tensor
 def typical_scale(still: Tensor, cross: Tensor, moved: Tensor, target: Tensor, bound: float) -> Tensor:
     r"""The s in [1/bound, bound] with E log(still + 2 s cross + s² moved) = E log target; all `(N, K)`, s `(K,)`.
 
-    By bisection in log s; the energy |A + s B|² grows with s wherever B adds to A.
+    By Newton's method in u = log s, and by bisection where it leaves the bracket: |A + s B|² grows with s wherever B adds
+    to A. Where there is no root within the bounds, s is the nearer one.
     """
-    still, cross, moved, target = map(gather, (still, cross, moved, target))
-    low = torch.full_like(target[0], 1.0 / bound)
-    high = torch.full_like(target[0], bound)
-    with local_only():  # all samples are here: processes need not wait for each other forty times
-        wanted = mean(target.clamp(min=TINY).log())
-        for _ in range(40):
-            s = (low * high).sqrt()
-            short = mean((still + 2.0 * s * cross + s.square() * moved).clamp(min=TINY).log()) < wanted
-            low, high = torch.where(short, s, low), torch.where(short, high, s)
-    return (low * high).sqrt()
+    still, cross, moved, target = map(gather, (still, cross, moved, target))  # all are here, and nobody waits again
+    wanted = target.clamp(min=TINY).log().mean(0)
+
+    def at(u: Tensor) -> tuple[Tensor, Tensor]:
+        """E log energy − E log target, and its derivative by u."""
+        s = u.exp()
+        energy = (still + 2.0 * s * cross + s.square() * moved).clamp(min=TINY)
+        return energy.log().mean(0) - wanted, (2.0 * (s * cross + s.square() * moved) / energy).mean(0)
+
+    u = torch.zeros_like(wanted)
+    low, high = u - math.log(bound), u + math.log(bound)
+    for _ in range(45):
+        gap, slope = at(u)
+        low, high = torch.where(gap < 0, u, low), torch.where(gap < 0, high, u)
+        last, u = u, u - gap / slope
+        u = torch.where((u >= low) & (u <= high), u, 0.5 * (low + high))
+        if bool(((u - last).abs() < 1e-12).all()):
+            break
+    return u.exp()
 
 
 class Fitted(NamedTuple):
