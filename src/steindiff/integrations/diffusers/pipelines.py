@@ -32,7 +32,14 @@ from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.grids.rules import Explicit, LogSNR
 from steindiff.integrations.diffusers.capture import capture, chunks, deviation, network_of, parts_of
-from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
+from steindiff.integrations.diffusers.families import (
+    ArctanFamily,
+    EDMFamily,
+    FlowMatching,
+    VariancePreserving,
+    converted,
+    family_of,
+)
 from steindiff.integrations.diffusers.networks import Guidance, answer
 from steindiff.integrations.diffusers.schedulers import (
     Corrected,
@@ -277,6 +284,8 @@ def calibrate(
         "network": identify(network_of(pipe)),
         "guidance": captured.network.guidance.describe(),
     }
+    if isinstance(captured.family, VariancePreserving):
+        facts["prediction"] = captured.family.config["prediction_type"]  # hosts that ask for σ must know it
     made = [replace(one, conditions=facts) for one in made]
     return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
 

