@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from steindiff.denoisers.prediction import Preconditioned
 from torch import Tensor, nn
 
 import steindiff as sd
@@ -32,6 +31,7 @@ from recording import machine
 from steindiff._files import write_json
 from steindiff.corrections.alignment import Groups
 from steindiff.denoisers import Denoiser, Gaussian, Mixture
+from steindiff.denoisers.prediction import Preconditioned
 from steindiff.metrics import Moments, frechet_distance
 from steindiff.sampler import levels_for
 from steindiff.search import Mismatch
