@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+import training_data
 from recording import machine
 from steindiff import datasets
 from steindiff._files import write_json
@@ -37,7 +38,7 @@ def main() -> None:
     moments, seconds = {}, {}
     for split in ("train", "test"):
         begun = time.monotonic()
-        images = datasets.load("cifar10", split).images
+        images = training_data.load("cifar10", split).images
         moments[split] = Moments.stream((b.to(args.device) for b in images.split(args.batch)), features)
         seconds[split] = round(time.monotonic() - begun, 1)
         print(f"{split}: {moments[split].count} images, {seconds[split]} s", flush=True)

@@ -150,16 +150,3 @@ class Archive:
                     yield file, shape
         except Exception as error:  # readers of damaged files end in anything
             raise ValueError(f"{self.path}: not an archive of images ({error})") from None
-
-
-class Stack:
-    """Images that are in memory, uint8 `(N, C, H, W)`."""
-
-    def __init__(self, images: Tensor) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
-        return iter(share.slice(self.images.split(size)))

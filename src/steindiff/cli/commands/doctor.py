@@ -63,7 +63,6 @@ def examination() -> dict[str, dict[str, str]]:
         "offline": {
             **{f"model {name}": weights(name) for name in zoo.names()},
             "reference statistics": ", ".join(sorted(path.stem for path in references.FOLDER.glob("*.npz"))),
-            **{f"dataset {name}": cached(f"{name}-train.safetensors") for name in datasets.SOURCES},
             "Inception network": cached("inception-2015-12-05.pt"),
         },
     }

@@ -17,7 +17,7 @@ from steindiff._discovery import named
 from steindiff._distributed import gather, rank
 from steindiff.cli import options
 from steindiff.cli.output import note, print_json, progress, show, text
-from steindiff.images import Archive, Folder, Pictures, Stack
+from steindiff.images import Archive, Folder, Pictures
 from steindiff.metrics import (
     EfficientNetFeatures,
     InceptionFeatures,
@@ -37,7 +37,7 @@ from steindiff.production.manifest import MANIFEST
 EXAMPLES = (
     "steindiff evaluate samples --reference cifar10-train",
     "steindiff evaluate samples/images.npz --reference real-images --metrics fid,kid,precision-recall --json",
-    "steindiff evaluate samples --reference cifar10 --metrics fid,is,fd-dinov2 --device cuda --batch 200",
+    "steindiff evaluate samples --reference cifar10-train --metrics fid,is --device cuda --batch 200",
     "torchrun --nproc_per_node=8 -m -- steindiff.cli evaluate fifty-thousand --reference cifar10-train --metrics fid",
 )
 
@@ -80,7 +80,7 @@ class Evaluation:
 
     Args:
         samples: the images to measure.
-        reference: name of shipped statistics or of a dataset, or a path as `pictures` takes it; None: nothing.
+        reference: name of shipped statistics, or a path as `pictures` takes it; None: nothing.
         device: where the networks run.
         batch: images at a time.
         keep: whether a measure needs all features; otherwise one batch at a time is in memory.
@@ -102,10 +102,8 @@ class Evaluation:
         """
         if self.reference is None:
             raise NotMeasured("needs --reference")
-        if self.reference in datasets.SOURCES:
-            return Stack(datasets.load(self.reference).images)
         if self.reference in SHIPPED:
-            raise NotMeasured(f"{self.reference} holds statistics only; give a folder, a .npz file or a dataset's name")
+            raise NotMeasured(f"{self.reference} holds statistics only; give a folder or a .npz file of its images")
         return pictures(Path(self.reference))
 
     @cached_property
@@ -216,8 +214,7 @@ def command(
     reference: Annotated[
         str | None,
         typer.Option(
-            help=f"What to compare with: shipped statistics ({', '.join(SHIPPED)}, FID only), a dataset "
-            f"({', '.join(datasets.SOURCES)}, downloaded once), a folder or a .npz file."
+            help=f"What to compare with: shipped statistics ({', '.join(SHIPPED)}, FID only), a folder or a .npz file."
         ),
     ] = None,
     metrics: Annotated[
