@@ -26,6 +26,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from intervals import Distance, difference, distance
+from networks.mixture import Empirical
 from paper_only.activation import TopK
 from paper_only.coefficients import coupled_gammas, decay, fine_flow, ideal_gammas, plot_comparison, plot_decay
 from paper_only.consistency import Consistency, Matched, PerDimension
@@ -43,7 +44,7 @@ from steindiff.corrections import (
     Unclamped,
 )
 from steindiff.corrections.relaxation import GROWTH
-from steindiff.denoisers import Denoiser, EDMDenoiser, Empirical
+from steindiff.denoisers import Denoiser, EDMDenoiser
 from steindiff.diagnostics import (
     certificate,
     lipschitz,

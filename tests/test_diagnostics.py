@@ -11,6 +11,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from networks.mixture import Mixture
 from paper_only.coefficients import (
     couple,
     coupled_gammas,
@@ -24,7 +25,7 @@ from paper_only.oscillation import oscillation, plot_oscillation
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.corrections import Plain
-from steindiff.denoisers import X0, Gaussian, Mixture
+from steindiff.denoisers import X0, Gaussian
 from steindiff.diagnostics import (
     certificate,
     difference,

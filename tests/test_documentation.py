@@ -19,12 +19,12 @@ from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_digits
 
 from browsers import FLAGS, chromium
+from networks.mixture import Mixture
 from steindiff import EDM, Model, Recipe, calibrate
 from steindiff.cli import options
 from steindiff.cli.app import run
 from steindiff.cli.commands import evaluate
 from steindiff.comparison import Calibrated
-from steindiff.denoisers import Mixture
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

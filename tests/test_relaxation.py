@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from networks.mixture import Empirical, Mixture
 from paper_only.activation import Expansion, OnlySteps, TopK
 from paper_only.coefficients import couple, coupled_gammas, decay, gammas, ideal_gammas, ideal_step
 from paper_only.probes import Exact
@@ -23,7 +24,7 @@ from steindiff.corrections import (
     Relaxation,
     Unclamped,
 )
-from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
+from steindiff.denoisers import X0, Denoiser, Gaussian
 from steindiff.grids import LogSNR, UniformTime
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP, Adaptive, Analytic, FiniteDifference, pushforward

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 import steindiff as sd
+from networks.mixture import Mixture
 from problems import FLOAT
 from steindiff.bases import DCT
 from steindiff.calibrating import Progress
 from steindiff.corrections.alignment import Groups
-from steindiff.denoisers import Gaussian, Mixture
+from steindiff.denoisers import Gaussian
 from steindiff.loop import Cancelled
 from steindiff.metrics import Moments, frechet_distance, spread
 from steindiff.search import Coordinate, Mismatch, Trials, move, resampled

@@ -1,7 +1,7 @@
 """Denoisers: anything that turns (x, level) into E[x* | x]."""
 
 from steindiff.denoisers.base import CountingDenoiser, Denoiser
-from steindiff.denoisers.exact import Empirical, Gaussian, Mixture
+from steindiff.denoisers.exact import Gaussian
 from steindiff.denoisers.prediction import (
     X0,
     EDMDenoiser,
@@ -21,12 +21,10 @@ __all__ = [
     "Denoiser",
     "DynamicThreshold",
     "EDMDenoiser",
-    "Empirical",
     "Epsilon",
     "FlowVelocity",
     "Gaussian",
     "Guided",
-    "Mixture",
     "Preconditioned",
     "Prediction",
     "Score",
