@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ablations import ByEnergy, SteinDensity
 from recording import Records, machine, options, real_images
 from rivals.analytical_first_step import AnalyticalFirstStep
 from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, measure
@@ -41,7 +42,7 @@ from rivals.learned import LearnedSolver, Training
 from rivals.restart import Restart
 from steindiff import GRIDS, SOLVERS, datasets, zoo
 from steindiff.bases import Identity
-from steindiff.calibrating import ByAlignment, ByEnergy, Recipe, calibrate, step_weights
+from steindiff.calibrating import ByAlignment, Recipe, calibrate, step_weights
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Denoiser
@@ -59,7 +60,6 @@ from steindiff.sampler import Sampler, levels_for
 from steindiff.search import Search
 from steindiff.seeding import in_batches
 from steindiff.solvers import Solver
-from steindiff.stein_probes import SteinDensity
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from ablations import Balance
 from paper_only.probes import JVP, Exact, Normal
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
@@ -17,7 +18,6 @@ from steindiff.averages import PerSample, mean, ratio_error
 from steindiff.bases import Identity
 from steindiff.corrections import Relaxation
 from steindiff.corrections.alignment import Groups
-from steindiff.corrections.balance import Balance
 from steindiff.denoisers import X0
 from steindiff.metrics.frechet import Moments
 from steindiff.probes import VJP, Antithetic, FiniteDifference

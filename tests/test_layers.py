@@ -25,7 +25,7 @@ LAYERS = (
     ("sampler", "calibration_file"),
     ("calibration",),
     ("reference",),
-    ("stein_probes", "search"),
+    ("search",),
     ("calibrating",),
     ("zoo", "datasets", "diagnostics"),
     ("models", "metrics"),

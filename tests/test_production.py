@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import drills
+from ablations import Balance
 from damage import Trap
 from drills import LEVELS, PLAIN, SHAPE, SOLVER, Ears, files, label, make, model
 from steindiff import SOLVERS, Sampler, noise, sample
@@ -29,7 +30,6 @@ from steindiff._serialization import with_checksum
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.corrections import FirstSteps, Plain, Relaxation
-from steindiff.corrections.balance import Balance
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids import GRIDS
 from steindiff.images import Folder

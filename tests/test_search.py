@@ -18,8 +18,8 @@ from steindiff.corrections.alignment import Groups
 from steindiff.denoisers import Gaussian
 from steindiff.loop import Cancelled
 from steindiff.metrics import Moments, frechet_distance, spread
+from steindiff.reference import GaussianDensity
 from steindiff.search import Coordinate, Mismatch, Trials, move, resampled
-from steindiff.stein_probes import GaussianDensity
 
 BASIS = DCT((1, 12))
 

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from steindiff._checks import at_least
 from steindiff._distributed import all_reduce_sum
 from steindiff._version import __version__
 from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment
-from steindiff.corrections.balance import Balance
 from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids.base import Grid
@@ -24,22 +22,18 @@ from steindiff.grids.rules import Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
-from steindiff.reference import ReferenceRun, reference_run
+from steindiff.reference import GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
-from steindiff.stein_probes import GaussianDensity, SelfEnergy
 
 logger = logging.getLogger(__name__)
 
 Chosen = Callable[[int], bool]
 """Which samples of a reference run count, by their places."""
 
-Energy = Callable[[ReferenceRun], Tensor]
-"""Where the clean energy M comes from: a reference run to `(N, K)` or `(1, K)`."""
-
 Density = Callable[[ReferenceRun], Grid]
-"""A grid that depends on the model: `GaussianDensity()`, or `SteinDensity()`, which takes derivatives."""
+"""A grid that depends on the model."""
 
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
@@ -101,30 +95,8 @@ class ByAlignment:
         )
 
 
-@dataclass(frozen=True)
-class ByEnergy:
-    r"""Only balance the energy, one factor a band; see `corrections.balance`.
-
-    Args:
-        energy: where the clean energy M comes from: `SelfEnergy()`, or a `SteinEnergy`.
-        below: balance steps that end at σ/α <= below · σ_data; 0 the last step only, ∞ all.
-        bound: keep ρ in [1/bound, bound].
-        significance: leave a band alone unless |ρ − 1| exceeds this many standard errors.
-    """
-
-    energy: Energy = field(default_factory=SelfEnergy)
-    below: float = 2.0
-    bound: float = 4.0
-    significance: float = 2.0
-
-    def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
-        """The correction for runs of `steps` steps; it fits nothing to single samples."""
-        below = self.below * reference.sigma_data
-        return Balance(reference.basis, self.energy(reference), below, self.bound, self.significance)
-
-
 Fits = Callable[..., Correction]
-"""`ByAlignment` or `ByEnergy`: a reference run, steps and the samples that count, to a correction that says ρ and τ."""
+"""`ByAlignment`, or another map of a reference run, steps and the samples that count to a correction that says ρ, τ."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from steindiff.averages import mean
 from steindiff.bases import Basis, natural_basis
 from steindiff.corrections.alignment import Groups
 from steindiff.grids.rules import LogSNR
+from steindiff.grids.stein import Stein
 from steindiff.levels import Level, Levels
 from steindiff.loop import StepInfo, sample
 from steindiff.model import Model
@@ -144,6 +145,31 @@ class ReferenceRun:
     def peak_band_rms(self) -> float:
         """Root energy of the samples' strongest band, per coefficient: noise far above it hides everything."""
         return float(mean(self.self_energy()).max().sqrt())
+
+
+@dataclass(frozen=True)
+class GaussianDensity:
+    r"""Steps with density ∝ (σ² E tr(J²))^power in log-SNR, of a Gaussian with the samples' band variances v_f.
+
+    σ² tr(J²) = Σ_f k_f (r v_f/(v_f + r²))² with r = σ/α and k_f coefficients in band f. An ε-network's own derivatives
+    inflate the cost at high noise, where its small errors are multiplied by σ/α; this does not.
+
+    Args:
+        power: the exponent.
+    """
+
+    power: float = 0.2
+
+    def __call__(self, reference: ReferenceRun) -> Stein:
+        """The grid of a reference run; it ends where that did."""
+        v = reference.variances().cpu()
+        k = torch.bincount(reference.basis.index().flatten(), minlength=reference.basis.bands).double()
+        levels = [level for level in reference.trajectory.levels if level.sigma > 0.0]
+        knots = [
+            (level.lam, max(float((k * (level.ratio * v / (v + level.ratio**2)).square()).sum()), 1e-12))
+            for level in levels
+        ]
+        return Stein(tuple(knots), self.power, to_zero=reference.to_zero)
 
 
 def reference_run(

@@ -19,15 +19,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from ablations import ByEnergy, SteinEnergy
 from steindiff import sample
-from steindiff.calibrating import ByEnergy, Progress, Recipe
+from steindiff.calibrating import Progress, Recipe
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.grids import LogSNR
 from steindiff.levels import Levels
 from steindiff.search import Search
 from steindiff.solvers import DDIM, DPMSolverMultistep, Heun, UniPCBh1, UniPCBh2
-from steindiff.stein_probes import SteinEnergy
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
