@@ -73,7 +73,7 @@ def rebalance(basis: Basis, x: Tensor, candidate: Tensor, s: Level, t: Level, ex
     r"""The state r x + b ρ D̄ = T + B⁻¹[(ρ − 1) ⊙ B(T − r x)], `(B, *)`; `excess` is ρ − 1 of every coefficient."""
     r, _ = linear(s, t)
     residual = candidate if r == 0.0 else candidate.sub(x, alpha=r)
-    return candidate + basis.filter(residual, excess)
+    return candidate + basis.inverse(basis.forward(residual) * excess)
 
 
 @dataclass(frozen=True)

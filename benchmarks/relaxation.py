@@ -33,12 +33,10 @@ from paper_only.consistency import Consistency, Matched, PerDimension
 from paper_only.probes import JVP, Normal
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
-from steindiff.averages import OverBatch, PerSample
 from steindiff.corrections import (
     Clamped,
     Correction,
     FirstSteps,
-    Normalised,
     Plain,
     Relaxation,
     Unclamped,
@@ -135,12 +133,12 @@ def corrections() -> dict[str, Correction]:
         "clamped, adaptive": Relaxation(Adaptive()),
         "clamped, first 3 steps": Relaxation(full, FirstSteps(3)),
         "clamped, 3 neediest": Relaxation(full, TopK(3)),
-        "clamped, per sample": Relaxation(full, average=PerSample()),
-        "clamped, normalised": Relaxation(full, coordinates=Normalised()),
-        "clamped, normalised, per sample": Relaxation(full, average=PerSample(), coordinates=Normalised()),
+        "clamped, per sample": Relaxation(full, per_sample=True),
+        "clamped, normalised": Relaxation(full, normalised=True),
+        "clamped, normalised, per sample": Relaxation(full, per_sample=True, normalised=True),
         "literal, guarded": literal(growth=GROWTH, probe=full),
         "literal": literal(probe=full),
-        "literal, per sample": literal(probe=full, average=PerSample()),
+        "literal, per sample": literal(probe=full, per_sample=True),
         "consistency": Consistency(Relaxation(full)),
         "consistency, per dimension": Consistency(Relaxation(full), weight=PerDimension()),
         "consistency, matched": Consistency(Relaxation(full), interpolation=Matched(), weight=PerDimension()),
@@ -198,17 +196,17 @@ def ablation_section(samples: int = 400, repeats: int = 4) -> list[Record]:
     levels = GRIDS["logsnr-to-zero"](SCHEDULES["edm"], 5)
     x = noise(range(samples), (64,), levels[0], torch.float64)
     modes = {
-        "batch, rademacher": (Rademacher(), OverBatch()),
-        "batch, normal": (Normal(), OverBatch()),
-        "per sample, rademacher": (Rademacher(), PerSample()),
+        "batch, rademacher": (Rademacher(), False),
+        "batch, normal": (Normal(), False),
+        "per sample, rademacher": (Rademacher(), True),
     }
     for solver_name in ("dpmpp-2m", SAFE):
         solver = EXTRA.get(solver_name) or SOLVERS[solver_name]
         plain = frechet_distance(Moments.of(sample(denoiser, x, levels, solver).x), reference)
-        for mode, (directions, average) in modes.items():
+        for mode, (directions, alone) in modes.items():
             for m in (1, 2, 3, 5, 10):
                 runs = [
-                    sample(denoiser, x, levels, solver, Relaxation(VJP(m, directions), average=average, seed=seed))
+                    sample(denoiser, x, levels, solver, Relaxation(VJP(m, directions), per_sample=alone, seed=seed))
                     for seed in range(repeats)
                 ]
                 distances = torch.tensor([frechet_distance(Moments.of(run.x), reference) for run in runs])
@@ -244,9 +242,9 @@ def cases_section() -> list[Record]:
     modes: dict[str, Correction] = {
         "plain": Plain(),
         "clamped": Relaxation(full),
-        "clamped, per sample": Relaxation(full, average=PerSample()),
-        "clamped, normalised": Relaxation(full, coordinates=Normalised()),
-        "clamped, normalised, per sample": Relaxation(full, average=PerSample(), coordinates=Normalised()),
+        "clamped, per sample": Relaxation(full, per_sample=True),
+        "clamped, normalised": Relaxation(full, normalised=True),
+        "clamped, normalised, per sample": Relaxation(full, per_sample=True, normalised=True),
     }
     cases: list[tuple[str, str, Solver, Levels]] = [
         (f"vp, {steps} steps", name, SOLVERS[name], GRIDS["logsnr-to-zero"](SCHEDULES["vp"], steps))

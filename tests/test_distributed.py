@@ -14,7 +14,7 @@ from paper_only.probes import JVP, Exact, Normal
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff._distributed import Rank, gather, shard
-from steindiff.averages import PerSample, mean, ratio_error
+from steindiff.averages import mean, ratio_error
 from steindiff.bases import Identity
 from steindiff.corrections import Relaxation
 from steindiff.corrections.alignment import Groups
@@ -31,7 +31,7 @@ RELAXATIONS = {
     "jvp": Relaxation(JVP(2, Normal())),
     "difference": Relaxation(FiniteDifference(2)),
     "antithetic": Relaxation(VJP(4, Antithetic(Normal()))),
-    "per sample": Relaxation(VJP(2), average=PerSample()),
+    "per sample": Relaxation(VJP(2), per_sample=True),
 }
 
 

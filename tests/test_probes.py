@@ -11,10 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paper_only.probes import JVP, Exact, Normal
+from paper_only.probes import JVP, Exact, Normal, OnPart
 from problems import FLOAT, Nonlinear, random_unet
 from steindiff import GRIDS, SOLVERS, noise, sample
-from steindiff.averages import PerSample
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
 from steindiff.denoisers.wrappers import Batched
@@ -26,7 +25,6 @@ from steindiff.probes import (
     Antithetic,
     Directions,
     FiniteDifference,
-    OnPart,
     Rademacher,
     check_gradient,
     memory_per_sample,
@@ -434,8 +432,8 @@ def test_on_part_is_unbiased_for_the_mean_and_refused_where_every_sample_needs_i
     )
     torch.testing.assert_close(whole.x, part.x)
     assert (whole.nfe, part.nfe, part.backward_passes) == (4, 4, whole.backward_passes)
-    with pytest.raises(ValueError, match=r"average = PerSample\(\) needs a probe of every sample"):
-        sample(model, x, levels, SOLVERS["ddim"], Relaxation(OnPart(), average=PerSample()))
+    with pytest.raises(ValueError, match=r"per_sample needs a probe of every sample"):
+        sample(model, x, levels, SOLVERS["ddim"], Relaxation(OnPart(), per_sample=True))
     for share in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got "):
             OnPart(share)

@@ -14,12 +14,11 @@ from paper_only.coefficients import couple, coupled_gammas, decay, gammas, ideal
 from paper_only.probes import Exact
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
-from steindiff.averages import OverBatch, PerSample, mean
+from steindiff.averages import mean
 from steindiff.corrections import (
     Clamped,
     EveryStep,
     FirstSteps,
-    Normalised,
     Plain,
     Relaxation,
     Unclamped,
@@ -391,11 +390,11 @@ def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
 @pytest.mark.parametrize("probe", [VJP(1), Analytic(), FiniteDifference(2)], ids=lambda p: type(p).__name__)
 def test_gamma_one_is_the_plain_solver_bit_for_bit(solver: Solver, probe):
     levels = GRIDS["logsnr-to-zero"](VP(), 5)
-    for dtype, average in ((torch.float32, OverBatch()), (FLOAT, PerSample())):
+    for dtype, per_sample in ((torch.float32, False), (FLOAT, True)):
         network = X0(Nonlinear(dtype=dtype))
         x = noise(range(4), (6,), levels[0], dtype)
         plain = sample(network, x, levels, solver, capture=True)
-        fixed = Relaxation(probe, EveryStep(to_zero=True), Clamped(minimum=1.0), average)
+        fixed = Relaxation(probe, EveryStep(to_zero=True), Clamped(minimum=1.0), per_sample)
         out = sample(network, x, levels, solver, fixed, capture=True)
         for a, b in zip(out.trajectory, plain.trajectory, strict=True):
             assert torch.equal(a, b)
@@ -424,7 +423,7 @@ def test_statistics_are_those_of_algorithm_1():
 def test_per_sample_gamma_does_not_depend_on_the_batch():
     denoiser, levels = mixture_data(), GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     x = noise(range(6), (8,), levels[0], FLOAT)
-    alone = Relaxation(Exact(), average=PerSample())
+    alone = Relaxation(Exact(), per_sample=True)
     together = sample(denoiser, x, levels, DPMSolverMultistep(2), alone)
     single = [sample(denoiser, x[k : k + 1], levels, DPMSolverMultistep(2), alone).x for k in range(6)]
     torch.testing.assert_close(together.x, torch.cat(single), atol=1e-12, rtol=0)
@@ -444,14 +443,14 @@ def test_normalised_coordinates_make_every_schedule_the_edm_one(schedule: str, s
     process = SCHEDULES[schedule]
     levels = Levels(tuple(process.at(level.lam) if level.sigma else process.clean() for level in edm), process)
     x = noise(range(20), (8,), edm[0], FLOAT)
-    relaxation = Relaxation(Exact(), average=PerSample(), coordinates=Normalised())
+    relaxation = Relaxation(Exact(), per_sample=True, normalised=True)
     expected = sample(denoiser, x, edm, solver, relaxation)
     found = sample(denoiser, x * levels[0].alpha, levels, solver, relaxation)
     torch.testing.assert_close(found.x, expected.x, atol=1e-7, rtol=0)
     assert any(bool((row["gamma"] < 1.0).any()) for row in expected.statistics[:-1])
     for a, b in zip(found.statistics[:-1], expected.statistics[:-1], strict=True):
         torch.testing.assert_close(a["optimum"], b["optimum"], rtol=1e-6, atol=0)
-    given = sample(denoiser, x, edm, solver, Relaxation(Exact(), average=PerSample()))
+    given = sample(denoiser, x, edm, solver, Relaxation(Exact(), per_sample=True))
     assert torch.equal(given.x, expected.x)
 
 

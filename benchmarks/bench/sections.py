@@ -16,6 +16,7 @@ import steindiff
 from bench.hosts import Missing, diffusers_loop
 from bench.scope import Scope
 from bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved
+from paper_only.probes import OnPart
 from steindiff._environment import installed
 from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.relaxation import Relaxation
@@ -27,7 +28,7 @@ from steindiff.levels import Levels
 from steindiff.loop import sample
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
-from steindiff.probes import VJP, Adaptive, Analytic, OnPart
+from steindiff.probes import VJP, Adaptive, Analytic
 from steindiff.probes._pullback import pullback
 from steindiff.probes.hutchinson import fitting
 from steindiff.sampler import levels_for

@@ -1,9 +1,10 @@
-r"""Probes that are here to be compared with: normal directions, forward mode, and all coordinates."""
+r"""Probes that are here to be compared with: normal directions, forward mode, all coordinates, part of a batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,20 @@ from torch import Tensor
 
 from steindiff.levels import Level
 from steindiff.probes._pullback import linearised
-from steindiff.probes.base import Forms, Hutchinson, Probe, Probed, dot, flat_step, linear, rebuilt
+from steindiff.probes.base import (
+    Forms,
+    Hutchinson,
+    Probe,
+    Probed,
+    dot,
+    flat_step,
+    joined_evaluations,
+    linear,
+    rebuilt,
+    restricted,
+)
 from steindiff.probes.directions import Directions
-from steindiff.probes.hutchinson import forward_mode
+from steindiff.probes.hutchinson import VJP, forward_mode
 from steindiff.tableau import Step
 
 
@@ -73,6 +85,37 @@ class Exact(Probe):
             divergence,
             torch.zeros_like(divergence),
             backward_passes=d * len(step.tableau.stages),
+        )
+
+
+@dataclass(frozen=True)
+class OnPart(Probe):
+    r"""Another probe on the first samples of a batch alone.
+
+    A relaxation that averages over the batch (`OverBatch`) needs E[div u], which a part of the batch estimates as well
+    as all of it, only with more noise: its standard error grows by 1/√share. Derivatives cost `share` of what they
+    would, in time and in memory. The step becomes two network calls, one for each part. Samples must not be in an
+    order that matters; the conditions must be cut with the batch (`Denoiser.subset`).
+    """
+
+    share: float = 0.5
+    probe: Probe = field(default_factory=VJP)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {self.share}")
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        """Take `step`; `divergence` and `error` are those of the first ⌈share · B⌉ samples."""
+        count = math.ceil(self.share * len(x))
+        if count == len(x):
+            return self.probe(step, x, level, generator)
+        part, rest = slice(0, count), slice(count, len(x))
+        probed = self.probe(restricted(step, part, len(x)), x[part], level, generator)
+        candidate, evaluations = restricted(step, rest, len(x))(x[rest])
+        return probed._replace(
+            candidate=torch.cat([probed.candidate, candidate]),
+            evaluations=joined_evaluations([probed.evaluations, evaluations]),
         )
 
 

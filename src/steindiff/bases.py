@@ -60,10 +60,6 @@ class Basis(ABC):
         """Every coefficient's own factor, `(*)`, from one per band, `(K,)`."""
         return gain[band_index(self, gain.device)]
 
-    def filter(self, x: Tensor, factors: Tensor) -> Tensor:
-        """Multiply the coefficients of `x`, `(B, *)`, by `factors`, `(*)`."""
-        return self.inverse(self.forward(x) * factors)
-
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # what is kept must also serve where gradients are taken

@@ -9,12 +9,9 @@ from steindiff.corrections.relaxation import (
     Activation,
     Bounds,
     Clamped,
-    Coordinates,
     EveryStep,
     FirstSteps,
-    Normalised,
     Relaxation,
-    ScheduleCoordinates,
     Unclamped,
 )
 
@@ -25,14 +22,11 @@ __all__ = [
     "Activation",
     "Bounds",
     "Clamped",
-    "Coordinates",
     "Correction",
     "EveryStep",
     "FirstSteps",
-    "Normalised",
     "Plain",
     "Relaxation",
-    "ScheduleCoordinates",
     "Transition",
     "Unclamped",
 ]

@@ -8,7 +8,7 @@ from steindiff.probes._pullback import check_gradient, pullback
 from steindiff.probes.base import Hutchinson, Probe, Probed
 from steindiff.probes.directions import Antithetic, Directions, Rademacher
 from steindiff.probes.hutchinson import VJP, FiniteDifference, memory_per_sample, pushforward
-from steindiff.probes.modes import Adaptive, Analytic, OnPart
+from steindiff.probes.modes import Adaptive, Analytic
 
 PROBES: Registry[Probe] = Registry(__name__, Probe)
 
@@ -21,7 +21,6 @@ __all__ = [
     "Directions",
     "FiniteDifference",
     "Hutchinson",
-    "OnPart",
     "Probe",
     "Probed",
     "Rademacher",

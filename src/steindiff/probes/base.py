@@ -29,7 +29,7 @@ class Probed(NamedTuple):
     Attributes:
         candidate: T(x), `(B, *)`.
         evaluations: the evaluations of the step, in order.
-        divergence: div T of every sample that was probed, `(B,)`, estimated; `OnPart` probes the first ones only.
+        divergence: div T of every sample that was probed, `(B,)`, estimated.
         error: standard error of `divergence` over the probes, likewise; 0 where exact, NaN where it cannot be known.
         extra_calls: evaluations of the denoiser beyond the plain step's.
         backward_passes: derivative passes (reverse or forward) through the network.

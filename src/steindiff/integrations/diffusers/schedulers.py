@@ -38,9 +38,8 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.utils import logging
 from torch import Tensor
 
-from steindiff.averages import PerSample
 from steindiff.calibration import Calibration, CalibrationSet
-from steindiff.corrections.relaxation import Normalised, Relaxation
+from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
@@ -110,7 +109,7 @@ class Analytical:
     """
 
     def __init__(self) -> None:
-        self.relaxation = Relaxation(probe=Analytic(), average=PerSample(), coordinates=Normalised())
+        self.relaxation = Relaxation(probe=Analytic(), per_sample=True, normalised=True)
 
     def apply(
         self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor], start: int
