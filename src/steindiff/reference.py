@@ -30,13 +30,9 @@ LARGE = 2 * 2**30
 class Trajectory:
     r"""A trajectory that can be read at any level between its ends.
 
-    In κ = α/σ the ODE is d(x/σ)/dκ = D: states and denoised images are values and slopes of one curve, and a cubic
-    Hermite polynomial joins them. Where the slope at the end of a stretch was not evaluated it is a straight line.
-
-    Attributes:
-        levels: that were visited.
-        states: at all of them, each `(N, *)`, in main memory.
-        denoised: at the first ones, each `(N, *)`, likewise.
+    States `(N, *)` are kept at all levels visited, denoised images at the first ones, in main memory. In κ = α/σ the
+    ODE is d(x/σ)/dκ = D: they are values and slopes of one curve, and a cubic Hermite polynomial joins them. Where the
+    slope at the end of a stretch was not evaluated it is a straight line.
     """
 
     levels: Levels

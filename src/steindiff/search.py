@@ -120,15 +120,7 @@ class Remembering(Denoiser):
 
 @dataclass(frozen=True)
 class Trial:
-    """One coarse run of all calibration seeds.
-
-    Attributes:
-        levels: where it stepped and what the network was told.
-        states: before every step and after the last.
-        evaluations: all that were made, in order.
-        residuals: of its end.
-        mismatch: J.
-    """
+    """One coarse run of all calibration seeds: states before every step and after the last, residuals of its end, J."""
 
     levels: Levels
     states: tuple[State, ...]

@@ -69,14 +69,7 @@ def _norm(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Lipschitz:
-    """Local Lipschitz constants along a trajectory.
-
-    Attributes:
-        sigma: where each measured step starts.
-        transition: L_T of every step and sample, `(steps, B)`, the history held fixed.
-        denoiser: L_D at the start of every step, `(steps, B)`.
-        noise: L_ε there, ε = (x − α D)/σ, `(steps, B)`.
-    """
+    """Local Lipschitz constants along a trajectory, each `(steps, B)`: L_T, L_D and L_ε, ε = (x − α D)/σ, at each σ."""
 
     sigma: tuple[float, ...]
     transition: Tensor

@@ -1,8 +1,6 @@
 r"""LPIPS: perceptual distance of two images, by the features of VGG-16.
 
-References:
-    | The Unreasonable Effectiveness of Deep Features as a Perceptual Metric (Zhang et al., 2018)
-    | https://arxiv.org/abs/1801.03924
+Reference: Zhang et al. (2018), arXiv:1801.03924.
 """
 
 from __future__ import annotations

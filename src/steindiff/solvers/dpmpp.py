@@ -90,9 +90,6 @@ class DPMSolverSinglestep(Solver):
     x_t = (σ_t/σ_s) x + α_t h φ₁(−h) m_0 + α_t h φ₂(−h) (m_2 − m_0)/(2/3).
     A step to σ = 0 or from α = 0 has no inside in λ and is of first order.
 
-    Args:
-        order: 2 or 3, also the number of evaluations a step costs.
-
     Reference: Lu et al. (2022), arXiv:2211.01095.
     """
 

@@ -10,34 +10,13 @@ from steindiff.zoo.unet import UNet, UNetConfig
 
 def cifar10() -> EDMPrecond:
     """EDM denoiser of 32×32 RGB images (9.65M parameters)."""
-    return EDMPrecond(
-        UNet(
-            UNetConfig(
-                shape=(3, 32, 32),
-                num_classes=10,
-                channels=(128, 192, 192),
-                blocks=2,
-                attention=(False, True, False),
-            )
-        )
-    )
+    return EDMPrecond(UNet(UNetConfig((3, 32, 32), 10, (128, 192, 192), blocks=2, attention=(False, True, False))))
 
 
 def fashion() -> VPNoise:
     """Discrete VP noise predictor of 28×28 grey images (2.42M parameters)."""
-    return VPNoise(
-        UNet(
-            UNetConfig(
-                shape=(1, 28, 28),
-                num_classes=10,
-                channels=(64, 96, 96),
-                blocks=2,
-                attention=(False, False, True),
-                head=32,
-                embedding=128,
-            )
-        )
-    )
+    attention = (False, False, True)
+    return VPNoise(UNet(UNetConfig((1, 28, 28), 10, (64, 96, 96), 2, attention, head=32, embedding=128)))
 
 
 ARCHITECTURES: dict[str, Callable[[], EDMPrecond | VPNoise]] = {"cifar10": cifar10, "fashion": fashion}

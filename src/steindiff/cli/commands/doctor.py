@@ -18,7 +18,7 @@ from steindiff.metrics import references
 EXAMPLES = ("steindiff doctor", "steindiff doctor --json")
 
 NEEDED = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib", "pillow")
-EXTRAS = {"diffusers": ("diffusers", "accelerate", "transformers"), "metrics": ("torchmetrics", "scipy")}
+EXTRAS = {"diffusers": ("diffusers", "accelerate", "transformers")}
 """Packages needed, and those of the optional extras, as in pyproject.toml."""
 
 

@@ -106,15 +106,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of the network.
-
-    Attributes:
-        conditions: its arguments by name, without state and time.
-        state: what it was given for the state; `(rows, *)`, stacked if it takes a list.
-        listed: whether it takes a list.
-        time: the time it was told.
-        output: its answer.
-    """
+    """One call of the network: its other arguments, state `(rows, *)`, whether that was a list, time and answer."""
 
     conditions: dict[str, Any]
     state: Tensor
@@ -213,12 +205,7 @@ class Recording:
 class Capture:
     """A pipeline's denoiser under the conditions of one call of the pipeline, or of several for a few prompts each.
 
-    Attributes:
-        family: what the numbers mean.
-        parts: the network's calls and their guidance, for each call of the pipeline.
-        shape: of one sample.
-        device: where the pipeline keeps its state.
-        batch: samples in one call of the network, at most.
+    `parts` are the network's calls and their guidance for each; `shape` is one sample's, `batch` the most in one call.
     """
 
     family: Family

@@ -78,12 +78,7 @@ class ZooUNet2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
 
 class ClassConditionalPipeline(DiffusionPipeline):
-    """Images by label from a `ZooUNet2DModel` and any scheduler, with classifier-free guidance.
-
-    Args:
-        unet: the network.
-        scheduler: the scheduler.
-    """
+    """Images by label from a `ZooUNet2DModel` and any scheduler, with classifier-free guidance."""
 
     model_cpu_offload_seq = "unet"  # type: ignore[assignment]
 

@@ -47,12 +47,7 @@ PREDICTIONS: dict[str, type[Prediction]] = {"epsilon": Epsilon, "sample": X0, "v
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """What a family of schedulers means by its numbers.
-
-    Args:
-        config: the scheduler's configuration.
-        schedule: the forward process the network was trained on; its time is the level's `t`.
-    """
+    """What a family of schedulers means by its numbers; the schedule's time is the level's `t`."""
 
     config: Mapping[str, Any]
     schedule: Schedule
@@ -74,11 +69,7 @@ class Family(ABC):
         """The denoiser of a network that takes this family's timesteps."""
 
     def denoiser(self, network: Network) -> Denoiser:
-        """The denoiser of `network`, thresholded if the configuration asks for it.
-
-        Args:
-            network: `(B, *)` states as a pipeline would pass them and `(B,)` timesteps to an output `(B, *)`.
-        """
+        """The denoiser of `network`, which takes a pipeline's states and timesteps; thresholded if configured so."""
         denoiser = self.predict(network)
         if self.config.get("thresholding"):
             return DynamicThreshold(

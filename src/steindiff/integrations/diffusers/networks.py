@@ -56,13 +56,8 @@ PICKS: tuple[Pick, ...] = (by_row, by_group, by_column)
 def picked(value: Any, rows: Tensor, batch: int, pick: Pick, *, tables: bool = False, listed: bool = False) -> Any:
     """The rows of everything that has one for each of `batch` samples, in nested containers too.
 
-    Args:
-        value: a condition.
-        rows: which rows.
-        batch: how many there are.
-        pick: how tensors keep them.
-        tables: whether tensors in lists are tables of positions, which all samples share.
-        listed: whether the model takes a list of samples, so that its lists are rows as well.
+    With `tables`, tensors in lists are tables of positions, which all samples share; with `listed`, lists are rows as
+    well, since the model takes a list of samples.
     """
     if isinstance(value, Tensor):
         return pick(value, rows.to(value.device), batch)
@@ -249,11 +244,7 @@ class Guidance:
 class Guided:
     """Calls of a model and how their outputs are combined: a function of state and time.
 
-    Args:
-        calls: made one after the other.
-        guidance: combines all their outputs, in order.
-        samples: whose conditions to use for the rows of a batch, which must be as many; None: 0, 1, …
-        layout: how the model keeps what the state stands for; None: as it is.
+    Row k of a batch has the conditions of `samples[k]`, by default k; `layout` says how the model keeps the state.
     """
 
     calls: tuple[Call, ...]

@@ -22,9 +22,9 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ from steindiff.probes.modes import Analytic
 from steindiff.solvers import Solver
 from steindiff.tableau import Proposal, Row, Step, Tableau
 
+if TYPE_CHECKING:
+    from steindiff.integrations.diffusers.pipelines import GuidanceGuard
+
 logger = logging.get_logger(__name__)
 
 UNIT_NOISE = 0.99
@@ -56,40 +59,6 @@ UNIT_NOISE = 0.99
 
 PUBLIC = "steindiff.integrations.diffusers"
 """Where the classes say they live: pipelines record it and look for `SchedulerMixin` there when they are loaded."""
-
-
-class Rule(Protocol):
-    """What a scheduler can apply: the next state from state, candidate and the latest denoised images alone."""
-
-    def apply(
-        self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor], start: int
-    ) -> Tensor:
-        """The state after step i of a run begun at level `start`; the candidate where there is nothing to correct."""
-
-
-class Guard(Protocol):
-    """What watches whether a run is one the calibration was measured for."""
-
-    def arm(self, calibration: Calibration) -> None:
-        """A run begins, with this calibration."""
-
-    def check(self, model_output: Tensor) -> None:
-        """A step begins; raise if the run is another one."""
-
-    @property
-    def scale(self) -> float | None:
-        """The guidance scale of the run that begins, where the pipeline says."""
-
-
-class NoDenoiser(Denoiser):
-    """The network a scheduler does not have."""
-
-    def __call__(self, x: Tensor, level: Level) -> Tensor:
-        raise RuntimeError("a scheduler has no network to evaluate")
-
-    @property
-    def calls(self) -> int:
-        return 0
 
 
 @dataclass(frozen=True)
@@ -102,23 +71,17 @@ class PrecomputedStep(Step):
         return Proposal(self.candidate, ())
 
 
-class Analytical:
-    """The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch.
+ANALYTICAL = Relaxation(probe=Analytic(), per_sample=True, normalised=True)
+"""The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch.
 
-    On x/α, since the terms in 1/α of the paper's own coordinates are noise where α is small (docs/reproduction.md).
-    """
+On x/α, since the terms in 1/α of the paper's own coordinates are noise where α is small (docs/reproduction.md)."""
 
-    def __init__(self) -> None:
-        self.relaxation = Relaxation(probe=Analytic(), per_sample=True, normalised=True)
 
-    def apply(
-        self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor], start: int
-    ) -> Tensor:
-        """Relax the candidate: (1 − γ) x + γ T."""
-        # All hosts here work on the denoised image: the weight of x in T is σ_t/σ_s.
-        slope = levels[i + 1].sigma / levels[i].sigma
-        step = PrecomputedStep(Tableau((), Row(x=slope)), NoDenoiser(), candidate=candidate)
-        return self.relaxation(step, x, levels, i).x
+def relaxed(i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
+    """The candidate of step i relaxed, (1 − γ) x + γ T: the weight of x in T is σ_t/σ_s in all hosts here."""
+    slope = levels[i + 1].sigma / levels[i].sigma
+    nobody = cast(Denoiser, None)  # a scheduler has no network, and this step asks none
+    return ANALYTICAL(PrecomputedStep(Tableau((), Row(x=slope)), nobody, candidate=candidate), x, levels, i).x
 
 
 class Corrected:
@@ -126,11 +89,11 @@ class Corrected:
 
     stock: ClassVar[type[Any]]
     solver: ClassVar[Callable[[Mapping[str, Any]], Solver]]
-    _stein_rule: Rule | None = None
+    _stein_rule: Replay | Relaxation | None = None
     _stein_levels: Levels | None = None
     _stein_set: CalibrationSet | None = None
     _stein_calibration: Calibration | None = None
-    _stein_guard: Guard | None = None
+    _stein_guard: GuidanceGuard | None = None
     _stein_denoised: tuple[Tensor, ...] = ()
     _stein_start: int = 0
     _stein_said: frozenset[str] = frozenset()
@@ -175,7 +138,7 @@ class Corrected:
             return
         solver = type(self).solver(self.config)
         if calibration is None:
-            self._stein_rule = Analytical()
+            self._stein_rule = ANALYTICAL
             return
         content = calibration.to_dict() if isinstance(calibration, Calibration | CalibrationSet) else calibration
         self.register_to_config(stein_calibration=content)  # type: ignore[attr-defined]
@@ -238,7 +201,10 @@ class Corrected:
         state = layout.unpack(x.to(wide)) * self._stein_unit(s)
         given = layout.unpack(candidate.to(wide)) * self._stein_unit(t)
         denoised = [layout.unpack(d.to(wide)) for d in self._stein_denoised]
-        made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised, self._stein_start)
+        if isinstance(self._stein_rule, Replay):
+            made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised, self._stein_start)
+        else:
+            made = relaxed(i, state, given, self._stein_levels)
         if made is given:
             return candidate
         return layout.pack(made / self._stein_unit(t)).to(candidate.dtype)
