@@ -10,6 +10,9 @@ from torch import Tensor
 from steindiff._checks import at_least
 from steindiff.levels import Level
 
+SEEDS = 2**32
+"""How many there are: PyTorch's generator on the CPU takes the rest of a larger one, which would be the same sample."""
+
 
 def in_batches(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
     """The seeds in parts of at most `batch`."""
@@ -18,14 +21,14 @@ def in_batches(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds no generator takes."""
+    """Refuse what is not a sequence of whole numbers from 0 to 2**32 − 1, which generators take as they are."""
     if not hasattr(seeds, "__len__"):
         raise TypeError(f"seeds must be a sequence, one for each sample, got {seeds!r}; write range({seeds!r})?")
     if len(seeds) == 0:
         raise ValueError("seeds must hold at least one, got none")
     for seed in (seeds[0], seeds[-1]) if isinstance(seeds, range) else seeds:
-        if isinstance(seed, bool) or int(seed) != seed or not 0 <= seed < 2**63:
-            raise ValueError(f"seeds must be whole numbers from 0 to 2**63 - 1, got {seed!r}")
+        if isinstance(seed, bool) or int(seed) != seed or not 0 <= seed < SEEDS:
+            raise ValueError(f"seeds must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
 
 
 def noise(seeds: Sequence[int], shape: Sequence[int], level: Level, dtype: torch.dtype = torch.float32) -> Tensor:
