@@ -112,16 +112,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def register(name: str, value: Any) -> None:
-    """Offer a solver, schedule, grid, basis, probe or correction of one's own by name, in files and commands too.
-
-    Args:
-        name: what to call it.
-        value: a frozen dataclass of one of these kinds.
-
-    Raises:
-        TypeError: if it is of none of them.
-        ValueError: if the name is taken.
-    """
+    """Offer a solver, schedule, grid, basis, probe or correction, a frozen dataclass, by name: in files and commands too."""
     for registry in REGISTRIES:
         if isinstance(value, registry.kind):
             registry.add(name, value)

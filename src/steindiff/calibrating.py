@@ -152,9 +152,6 @@ def calibrate(
         batch: samples in one network call, at most.
         callback: told the progress; False stops the search and keeps the best so far (before it: raises `Cancelled`).
             So does Ctrl-C during the search.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
     return calibrate_budgets(model, [nfe], solver, recipe=recipe, reference=reference, batch=batch, callback=callback)[
         nfe

@@ -101,11 +101,7 @@ class Calibration:
         return found
 
     def check(self, model: Model) -> None:
-        """Raise if this calibration was not made for the given model; costs one evaluation, once for a model.
-
-        Raises:
-            ValueError: naming everything that differs.
-        """
+        """Raise if this calibration was not made for the given model; costs one evaluation, once for a model."""
         wanted = {**DEFAULTS, **model.conditions}
         found = self.differences(shape=model.shape, conditions=wanted)
         if type(model.schedule) is not type(self.levels.schedule):
@@ -128,11 +124,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, content: Any) -> Calibration:
-        """Rebuild from what `to_dict` gave, checking everything.
-
-        Raises:
-            ValueError: if anything is missing, altered or of an unknown format.
-        """
+        """Rebuild from what `to_dict` gave, checking everything."""
         return cls(**calibration_file.decode(content))
 
     def save(self, path: str | Path) -> None:
@@ -186,11 +178,7 @@ class CalibrationSet:
         return self.calibrations[0].solver
 
     def choose(self, *, steps: int | None = None, nfe: int | None = None, guidance: float | None = None) -> Calibration:
-        """The one calibration for a number of steps or evaluations and a guidance scale; of what is given only.
-
-        Raises:
-            ValueError: if there is none, or more than one.
-        """
+        """The one calibration for a number of steps or evaluations and a guidance scale; of what is given only."""
         found = self.calibrations
         for name, wanted, have in (
             ("steps", steps, lambda c: {c.levels.steps}),
@@ -214,11 +202,7 @@ class CalibrationSet:
 
     @classmethod
     def from_dict(cls, content: Any) -> CalibrationSet:
-        """Rebuild from what `to_dict` gave, or from that of a single calibration.
-
-        Raises:
-            ValueError: if anything is missing, altered or of an unknown format.
-        """
+        """Rebuild from what `to_dict` gave, or from that of a single calibration."""
         if not (isinstance(content, Mapping) and "calibrations" in content):
             return cls((Calibration.from_dict(content),))
         body = verified("calibration set", dict(content), calibration_file.FORMAT)
@@ -232,12 +216,7 @@ class CalibrationSet:
 
     @classmethod
     def load(cls, path: str | Path) -> CalibrationSet:
-        """Read and check a file of several calibrations, or of one.
-
-        Raises:
-            OSError: if the file cannot be read.
-            ValueError: if it is not sound; the message names the file.
-        """
+        """Read and check a file of several calibrations, or of one."""
         try:
             return cls.from_dict(calibration_file.read(Path(path)))
         except (ValueError, TypeError) as error:

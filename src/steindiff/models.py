@@ -62,9 +62,6 @@ def load(name: str, guidance: float = 1.0, device: torch.device | str = "cpu", *
         guidance: scale w of classifier-free guidance; 1 is the conditional model, 0 the unconditional one.
         device: where to run it.
         compiled: call it through `torch.compile`, which compiles at the first call of a batch size.
-
-    Raises:
-        ValueError: if the name is unknown or the scale negative.
     """
     number("guidance", guidance, 0.0)
     network = zoo.load(name, device)

@@ -189,9 +189,6 @@ def reference_run(
         batch: samples in one network call, at most.
         basis: of the bands; default: the natural one for the model's shape.
         callback: as in `sample`.
-
-    Raises:
-        ValueError: if a count is out of range.
     """
     at_least("steps", steps, 2)
     check_seeds(seeds)

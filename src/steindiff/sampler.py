@@ -175,9 +175,6 @@ class Sampler:
             capture: keep all states.
             shrink: halve the batch, for good, where memory runs out; samples then differ by rounding.
             on_step: told every step with the size of its batch; a batch that runs out of memory is told as step −1.
-
-        Raises:
-            MemoryError: if a batch does not fit, and may not shrink or holds one sample.
         """
         if not isinstance(model, Model):
             raise TypeError(f"model must be a steindiff.Model, got {type(model).__name__}; wrap the denoiser in one")

@@ -36,9 +36,6 @@ def noise(seeds: Sequence[int], shape: Sequence[int], level: Level, dtype: torch
 
     A sample depends on its own seed and on nothing else: not on its batch, its place in it, the device or the dtype
     (ε is drawn in float32 and cast).
-
-    Raises:
-        ValueError: if there is no seed, a seed is out of range, or a dimension is not positive.
     """
     check_seeds(seeds)
     if any(n < 1 for n in shape):

@@ -173,16 +173,7 @@ def convert(
 ) -> None:
     """Write a checkpoint's tensors, and what is needed to rebuild its network, to a safetensors file.
 
-    The licence goes into the file's header.
-
-    Args:
-        path: NVIDIA's pickle.
-        target: the file to write.
-        source: as in `load`.
-        trust_pickle: as in `load`.
-
-    Raises:
-        ValueError: as in `load`; or if the network does not say how it was built.
+    Arguments as in `load`; the licence goes into the file's header.
     """
     network = load(path, source=source, trust_pickle=trust_pickle)
     arguments = getattr(network, "init_kwargs", None)  # what NVIDIA's persistence keeps
@@ -209,9 +200,6 @@ def denoiser(network: Any, labels: Sequence[int] | None = None) -> EDMDenoiser:
     Args:
         network: from `load`.
         labels: one for each sample of a batch, for class-conditional networks.
-
-    Raises:
-        ValueError: if labels are given to an unconditional network, are missing, or out of range.
     """
     classes = int(getattr(network, "label_dim", 0))
     if (labels is None) != (classes == 0):

@@ -112,9 +112,6 @@ def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma
         shape: of one sample.
         sigma_min: smallest noise level the model knows, in the host's coordinates.
         sigma_max: largest; a flow that begins at pure noise, σ = 1, is begun just below.
-
-    Raises:
-        ValueError: if the range is empty.
     """
     if not 0.0 < sigma_min < sigma_max:
         raise ValueError(f"sigma_min must be > 0 and below sigma_max, got {sigma_min} and {sigma_max}")
@@ -196,9 +193,6 @@ def sample_steindiff(
 
     Returns:
         The samples, `(B, *)`, in the dtype of `x`.
-
-    Raises:
-        ValueError: if `sigmas` do not decrease, or anything is not as the calibration was measured.
     """
     if sigmas.ndim != 1:
         raise ValueError(f"sigmas must be a list of noise levels (n,), got shape {tuple(sigmas.shape)}")

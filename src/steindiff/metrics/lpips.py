@@ -40,12 +40,7 @@ class LPIPS(nn.Module):
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> LPIPS:
-        """The published network from the file `datasets.lpips` keeps, frozen.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            RuntimeError: If it is not whole or does not fit.
-        """
+        """The published network from the file `datasets.lpips` keeps, frozen."""
         network = cls()
         weights.assign(network, weights.read(path), str(path))
         return network.to(device).eval().requires_grad_(False)

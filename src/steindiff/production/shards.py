@@ -141,12 +141,7 @@ def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> ShardSta
 
 
 def verify(folder: str | Path) -> ShardStatus:
-    """Read all shards of a folder and say how they are.
-
-    Raises:
-        OSError: if there is no manifest, or a file that is there cannot be read.
-        ValueError: if the manifest is damaged.
-    """
+    """Read all shards of a folder and say how they are."""
     folder = Path(folder)
     manifest = Manifest.load(folder)
     return examine(folder, manifest, range(manifest.shards))
@@ -157,10 +152,6 @@ class Images:
 
     Args:
         folder: what `produce` wrote; every byte is checked before the first image is given out.
-
-    Raises:
-        OSError: if there is no manifest, or a file that is there cannot be read.
-        ValueError: if the set is incomplete or damaged; the message says what is missing.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -178,15 +169,7 @@ class Images:
         return (read(self.folder, self.manifest, k) for k in range(self.manifest.shards))
 
     def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
-        """Images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends.
-
-        Args:
-            size: images at a time.
-            share: all batches, or some of them for each process; shards of which none is wanted are not read.
-
-        Raises:
-            ValueError: if `size` is not positive, or a shard was damaged meanwhile.
-        """
+        """Images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends."""
         at_least("size", size, 1)
         manifest = self.manifest
         cuts = [(k, i) for k in range(manifest.shards) for i in range(0, len(manifest.part(k)), size)]
@@ -199,12 +182,7 @@ class Images:
 
 
 def to_png(images: Images, folder: Path) -> None:
-    """Write one PNG for each seed, `000042.png` for seed 42; what a killed run left unfinished is removed.
-
-    Raises:
-        OSError: if the folder cannot be written to or the disk is full; it names the file.
-        ValueError: if the images have neither one nor three channels, or a shard was damaged meanwhile.
-    """
+    """Write one PNG for each seed, `000042.png` for seed 42; what a killed run left unfinished is removed."""
     if images.manifest.shape[0] not in (1, 3):
         raise ValueError(f"png: images must have 1 or 3 channels, got {images.manifest.shape[0]}")
     sweep(folder)
@@ -217,10 +195,6 @@ def to_npz(images: Images, path: Path) -> None:
     """Write `images`, bytes `(N, H, W, C)`, their `seeds` and, as JSON, `settings` to one compressed file.
 
     One shard at a time is in memory.
-
-    Raises:
-        OSError: if the file cannot be written or the disk is full; it names the file.
-        ValueError: if a shard was damaged meanwhile.
     """
     manifest = images.manifest
     channels, height, width = manifest.shape

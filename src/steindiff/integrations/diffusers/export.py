@@ -144,10 +144,6 @@ def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None
     Args:
         network: from `steindiff.zoo.load`; its parameters are shared, not copied.
         calibration: installed, e.g. one that ships with the network; None: plain DPM-Solver++(2M).
-
-    Raises:
-        ValueError: if the calibration is of another model, of a guided one, or of a solver diffusers has no scheduler
-            for.
     """
     time = {} if isinstance(network, EDMPrecond) else {"time_scale": 2.0 / network.steps, "time_shift": -1.0}
     with torch.device("meta"):

@@ -294,9 +294,6 @@ def denoiser(module: nn.Module, scheduler: Any, **conditions: Any) -> Denoiser:
         scheduler: any scheduler of the model's repository; its configuration says what the model predicts.
         conditions: further arguments of the model (`class_labels`, `encoder_hidden_states`, …), tensors with one row
             for all samples or one for each of a batch.
-
-    Raises:
-        ValueError: if the scheduler is of no known family or the prediction type of no known kind.
     """
     rows = {len(value) for value in conditions.values() if isinstance(value, Tensor) and value.ndim}
     return family_of(scheduler).denoiser(Guided((Call(module, conditions, batch=max(rows, default=1)),)))

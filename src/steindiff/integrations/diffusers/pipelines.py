@@ -100,9 +100,6 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Cal
         scheduler: any scheduler of a known family.
         solver: what to run.
         calibration: put into it; None: plain, to σ = 0.
-
-    Raises:
-        ValueError: if diffusers has no scheduler for the two, or the calibration does not fit them.
     """
     family = family_of(scheduler)
     if isinstance(family, ArctanFamily):
@@ -244,9 +241,6 @@ def calibrate(
         progress: show a bar with the time left; or a function that is told the `Progress` and may return False to
             stop. Stopping, or Ctrl-C, keeps the best so far.
         call: arguments of the pipeline's call: `guidance_scale`, `height`, `prompt_embeds`, `class_labels`, …
-
-    Raises:
-        ValueError: if the pipeline's step cannot be rebuilt, or an argument is out of range.
     """
     if prompts is not None:
         call["prompt"] = list(prompts)
