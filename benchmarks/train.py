@@ -31,8 +31,7 @@ from networks import pieces
 from networks.muon import Muon
 from networks.strong import strong
 from steindiff import _weights as weights
-from steindiff.zoo.models import ARCHITECTURES
-from steindiff.zoo.preconditioning import EDMPrecond, VPNoise
+from steindiff.zoo.preconditioning import ARCHITECTURES, EDMPrecond, VPNoise
 
 P_MEAN, P_STD = -1.2, 1.2
 WIDE = (0.07, math.log(0.005), math.log(100.0))

@@ -14,6 +14,7 @@ from torch import Tensor
 from steindiff.levels import Level
 from steindiff.probes._pullback import linearised
 from steindiff.probes.base import (
+    Directions,
     Forms,
     Hutchinson,
     Probe,
@@ -25,7 +26,6 @@ from steindiff.probes.base import (
     rebuilt,
     restricted,
 )
-from steindiff.probes.directions import Directions
 from steindiff.probes.hutchinson import VJP, forward_mode
 from steindiff.tableau import Step
 

@@ -112,7 +112,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def register(name: str, value: Any) -> None:
-    """Offer a solver, schedule, grid, basis, probe or correction, a frozen dataclass, by name: in files and commands too."""
+    """Offer a solver, schedule, grid, basis, probe or correction, a frozen dataclass, by name, in files too."""
     for registry in REGISTRIES:
         if isinstance(value, registry.kind):
             registry.add(name, value)

@@ -18,6 +18,7 @@ from safetensors.torch import save
 
 import drills
 from damage import EDITS, HOSTILE, JSON, edited, mutated, refusal
+from reference import save as save_statistics
 from steindiff import _weights as weights
 from steindiff._serialization import with_checksum
 from steindiff.images import Archive, Folder
@@ -84,7 +85,7 @@ def test_shards(made: Path, edits: list[tuple[int, bytes]], cut: int, resummed: 
 @pytest.fixture(scope="module")
 def statistics(place: Path) -> bytes:
     features = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    references.save(place / "whole.npz", Moments.of(features))
+    save_statistics(place / "whole.npz", Moments.of(features))
     return (place / "whole.npz").read_bytes()
 
 

@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level
 from steindiff.probes._pullback import linearised
-from steindiff.probes.base import Forms, Hutchinson, dot, flat_step, rebuilt, restricted
-from steindiff.probes.directions import Antithetic, Directions
+from steindiff.probes.base import Antithetic, Directions, Forms, Hutchinson, dot, flat_step, rebuilt, restricted
 from steindiff.tableau import Step
 
 GRADIENTS = 0.25

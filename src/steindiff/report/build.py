@@ -13,10 +13,10 @@ from typing import Any
 from steindiff._files import write_bytes, write_text
 from steindiff._version import __version__
 from steindiff.comparison import Comparison
+from steindiff.images import contact_sheet
 from steindiff.model import Model
 from steindiff.report.document import Entry, Report, of_images, render
 from steindiff.report.page import report_of
-from steindiff.report.picture import contact_sheet
 from steindiff.sampler import Sampler
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steindiff._version import __version__
-from steindiff.report.picture import Pictures, data_uri, to_image
+from steindiff.images import PictureRow, data_uri, to_image
 
 SHOWN = 48
 """The page carries the pictures of at most this many seeds; numbers are over all of them."""
@@ -39,7 +39,7 @@ class Entry:
 
     title: str
     nfe: int
-    images: Pictures
+    images: PictureRow
     numbers: Mapping[str, Any] = field(default_factory=dict)
     method: str = ""
     reference: bool = False
@@ -169,7 +169,7 @@ def of_images(
     )
 
 
-def psnr(images: Pictures, reference: Sequence[np.ndarray]) -> float | None:
+def psnr(images: PictureRow, reference: Sequence[np.ndarray]) -> float | None:
     """Mean peak signal-to-noise ratio in dB; None for the reference itself or for pictures of another size."""
     found = [np.asarray(to_image(x), dtype=np.float64) for x in images]
     if any(a.shape != b.shape for a, b in zip(found, reference, strict=True)):

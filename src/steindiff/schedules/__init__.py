@@ -2,8 +2,7 @@
 
 from steindiff._discovery import Registry
 from steindiff.schedules.base import Schedule
-from steindiff.schedules.continuous import EDM, VE, VP, Cosine, Flow, SubVP
-from steindiff.schedules.discrete import Discrete
+from steindiff.schedules.continuous import EDM, VE, VP, Cosine, Discrete, Flow, SubVP
 
 SCHEDULES: Registry[Schedule] = Registry(__name__, Schedule)
 

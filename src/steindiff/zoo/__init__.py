@@ -15,8 +15,7 @@ import torch
 
 from steindiff import _weights as weights
 from steindiff._discovery import named
-from steindiff.zoo.models import ARCHITECTURES
-from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
+from steindiff.zoo.preconditioning import ARCHITECTURES, EDMPrecond, VPNoise, ZooNetwork
 from steindiff.zoo.unet import UNet, UNetConfig
 
 __all__ = ["EDMPrecond", "UNet", "UNetConfig", "VPNoise", "ZooNetwork", "load", "names"]
