@@ -33,7 +33,7 @@ from steindiff.calibration import Calibration
 from steindiff.calibration_set import CalibrationSet
 from steindiff.grids.explicit import Explicit
 from steindiff.grids.logsnr import LogSNR
-from steindiff.integrations.diffusers.capture import capture, chunks, deviation, network_of, parts_of
+from steindiff.integrations.diffusers.capture import capture, chunks, deviation, network_of, parts_of, side_of
 from steindiff.integrations.diffusers.families import (
     ArctanFamily,
     EDMFamily,
@@ -297,6 +297,8 @@ def calibrate(
     }
     if isinstance(captured.family, VariancePreserving):
         facts["prediction"] = captured.family.config["prediction_type"]  # hosts that ask for σ must know it
+    if side := captured.network.calls[0].side:
+        facts["controlnet"], facts["controlnet_scale"] = identify(side.module), strengths(side.conditions)
     made = [replace(one, conditions=facts) for one in made]
     return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
 
@@ -356,17 +358,21 @@ class GuidanceGuard:
     Args:
         pipe: the pipeline, asked for its guidance scale.
         module: the network.
+        side: its ControlNet.
     """
 
-    def __init__(self, pipe: Any, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, pipe: Any, module: nn.Module, side: nn.Module | None = None) -> None:
+        self.module, self.side = module, side
         self.guidance: Guidance | None = None
+        self._strengths: list[float] | None = None
+        self._control: list[float] | None = None
         self._pipe = weakref.ref(pipe)
         self._thread = 0
         self._outputs: list[Tensor] = []
         self._embedded: float | None = None
-        hook = module.register_forward_hook(functools.partial(called, weakref.ref(self)), with_kwargs=True)
-        self.remove = weakref.finalize(self, hook.remove)
+        told = functools.partial(called, weakref.ref(self))
+        hooks = [part.register_forward_hook(told, with_kwargs=True) for part in (module, side) if part is not None]
+        self.remove = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
         GUARDS.add(self)
 
     @property
@@ -377,12 +383,15 @@ class GuidanceGuard:
 
     def arm(self, calibration: Calibration) -> None:
         """A run begins: keep what the network answers until the next step."""
-        self.guidance = guidance_known(calibration)
-        self._thread, self._outputs = threading.get_ident(), []
+        self.guidance, self._strengths = guidance_known(calibration), calibration.conditions.get("controlnet_scale")
+        self._thread, self._outputs, self._control = threading.get_ident(), [], None
 
     def answered(self, module: nn.Module, kwargs: Mapping[str, Any], output: Any) -> None:
         """The network has answered."""
-        if self.guidance is None or module is not self.module or self._thread != threading.get_ident():
+        if self.guidance is None or self._thread != threading.get_ident():
+            return
+        if module is self.side:
+            self._control = strengths(kwargs)
             return
         self._outputs.append(answer(output))
         embedded = kwargs.get("guidance")
@@ -403,6 +412,11 @@ class GuidanceGuard:
         if not outputs:
             raise ValueError("network: not the one the calibration was installed for; call stabilize again")
         known = self.guidance
+        if self._control != self._strengths:
+            raise ValueError(
+                f"controlnet_conditioning_scale: measured with {self._strengths} in every step, this run has "
+                f"{self._control}"
+            )
         if self._embedded != known.embedded:
             raise ValueError(f"guidance: measured with {known.embedded} as an input, this run has {self._embedded}")
         total = sum(map(len, outputs))
@@ -415,7 +429,8 @@ class GuidanceGuard:
             raise ValueError(f"guidance: measured with {known}, this run {observed(known, parts, model_output)}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuidanceGuard:
-        twin = GuidanceGuard(self._pipe(), memo.get(id(self.module), self.module))
+        twin = GuidanceGuard(self._pipe(), *(memo.get(id(part), part) for part in (self.module, self.side)))
+        twin._strengths, twin._control = self._strengths, self._control
         twin.guidance, twin._thread, twin._embedded = self.guidance, self._thread, self._embedded
         twin._outputs = list(self._outputs)
         return twin
@@ -431,6 +446,12 @@ def called(
     watching = guard()
     if watching is not None:
         watching.answered(module, kwargs, output)
+
+
+def strengths(arguments: Mapping[str, Any]) -> list[float]:
+    """How strongly ControlNets act, as their arguments say."""
+    given = arguments.get("conditioning_scale", 1.0)
+    return [float(scale) for scale in (given if isinstance(given, list | tuple) else [given])]
 
 
 def guidance_known(calibration: Calibration) -> Guidance:
@@ -498,15 +519,15 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
         calibration = CalibrationSet.from_dict(carried)
     guard = None
     if check:
-        module = network_of(pipe)
+        module, side = network_of(pipe), side_of(pipe)
         for one in all_of(calibration):
-            check_network(one, module)
-        guard = GuidanceGuard(pipe, module)
+            check_network(one, module, side)
+        guard = GuidanceGuard(pipe, module, side)
     return Stabilized(pipe, scheduler_for(pipe.scheduler, all_of(calibration)[0].solver, calibration), guard)
 
 
-def check_network(calibration: Calibration, module: nn.Module) -> None:
-    """Refuse a network the calibration was not measured on, or a calibration that does not say on which it was.
+def check_network(calibration: Calibration, module: nn.Module, side: nn.Module | None) -> None:
+    """Refuse networks the calibration was not measured on, or a calibration that does not say on which it was.
 
     Raises:
         ValueError: naming what differs, and what to do.
@@ -518,8 +539,13 @@ def check_network(calibration: Calibration, module: nn.Module) -> None:
             "make it with steindiff.integrations.diffusers.calibrate, or use stabilize(…, check=False)"
         )
     guidance_known(calibration)
+    known = calibration.conditions.get("controlnet")
+    if (known is None) != (side is None):
+        raise ValueError(f"controlnet: the calibration was measured with{'out' if known is None else ''} one")
     try:
         check_identity(calibration.conditions["network"], module)
+        if side is not None:
+            check_identity(calibration.conditions["controlnet"], side)
     except ValueError as error:
         raise ValueError(
             f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
