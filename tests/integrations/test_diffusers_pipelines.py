@@ -111,6 +111,12 @@ CASES = {
         {"copies": 2, "conditional": 0, "weight": 2.5},
     ),
 }
+CASES["controlnet"] = Case(
+    seeded(hosts.stable_diffusion_xl_controlnet),
+    {**hosts.stable_diffusion_xl_controlnet()[1], "output_type": "latent"},
+    1,
+    {"copies": 2, "weight": 5.0},
+)
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
@@ -747,6 +753,47 @@ def test_another_resolution_is_refused(name: str):
         pytest.raises(ValueError, match=r"the calibration is for \(4, 8, 8\) \(another resolution or model\)"),
     ):
         run(pipe, **{**case.call, "height": 32})
+
+
+class TestControlNets:
+    """A ControlNet is part of the network: it is recognised, and so is its strength."""
+
+    def test_another_strength_is_refused(self):
+        case, calibration = CASES["controlnet"], calibrated("controlnet")
+        pipe = case.make()
+        with (
+            ours.stabilize(pipe, calibration),
+            pytest.raises(ValueError, match=r"controlnet_conditioning_scale: measured with \[0.8\] in every step"),
+        ):
+            run(pipe, **{**case.call, "controlnet_conditioning_scale": 0.5})
+
+    def test_one_that_stops_is_refused(self):
+        case, calibration = CASES["controlnet"], calibrated("controlnet")
+        pipe = case.make()
+        with (
+            ours.stabilize(pipe, calibration),
+            pytest.raises(ValueError, match=r"measured with \[0.8\] in every step, this run has \[0.0\]"),
+        ):
+            run(pipe, **{**case.call, "control_guidance_end": 0.5})
+
+    def test_another_one_is_refused(self):
+        pipe = CASES["controlnet"].make()
+        torch.nn.init.normal_(pipe.controlnet.conv_in.weight)
+        for weight in pipe.controlnet.parameters():
+            weight.data.mul_(-1.0)
+        with pytest.raises(ValueError, match="weights differ by"):
+            ours.stabilize(pipe, calibrated("controlnet"))
+
+    def test_with_and_without_one_are_told_apart(self):
+        pipe = CASES["controlnet"].make()
+        parts = {name: part for name, part in pipe.components.items() if name != "controlnet"}
+        plain = hosts.make(diffusers.StableDiffusionXLPipeline, **parts)
+        with pytest.raises(ValueError, match="controlnet: the calibration was measured with one"):
+            ours.stabilize(plain, calibrated("controlnet"))
+        without = dict(calibrated("controlnet").conditions)
+        del without["controlnet"], without["controlnet_scale"]
+        with pytest.raises(ValueError, match="controlnet: the calibration was measured without one"):
+            ours.stabilize(pipe, replace(calibrated("controlnet"), conditions=without))
 
 
 def test_calibrations_from_elsewhere_are_refused():

@@ -540,17 +540,17 @@ def check_network(calibration: Calibration, module: nn.Module, side: nn.Module |
         )
     guidance_known(calibration)
     known = calibration.conditions.get("controlnet")
-    if (known is None) != (side is None):
-        raise ValueError(f"controlnet: the calibration was measured with{'out' if known is None else ''} one")
     try:
         check_identity(calibration.conditions["network"], module)
-        if side is not None:
-            check_identity(calibration.conditions["controlnet"], side)
+        if known is not None and side is not None:
+            check_identity(known, side)
     except ValueError as error:
         raise ValueError(
             f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
             "stabilize(…, check=False)"
         ) from None
+    if (known is None) != (side is None):
+        raise ValueError(f"controlnet: the calibration was measured with{'out' if known is None else ''} one")
 
 
 __all__ = ["HOST_RECIPE", "Stabilized", "calibrate", "scheduler_for", "stabilize"]
