@@ -1182,9 +1182,10 @@ def wan_22_5b() -> Any:
     return make(diffusers.WanPipeline, **wan_parts(), expand_timesteps=True), WAN
 
 
-@host(solver=UniPCBh2(2), refused="has the networks", note="Wan2.2-A14B: two networks take turns")
+@host(solver=UniPCBh2(2), note="Wan2.2-A14B: another network and weight below a boundary")
 def wan_22_a14b() -> Any:
-    return make(diffusers.WanPipeline, **wan_parts(transformer_2=wan_net()), boundary_ratio=0.9), WAN
+    pipe = make(diffusers.WanPipeline, **wan_parts(transformer_2=wan_net()), boundary_ratio=0.875)
+    return pipe, {**WAN, "guidance_scale_2": 3.0}
 
 
 @host(solver=UniPCBh2(2), note="the image's latents are a condition")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -794,6 +794,61 @@ class TestControlNets:
         del without["controlnet"], without["controlnet_scale"]
         with pytest.raises(ValueError, match="controlnet: the calibration was measured without one"):
             ours.stabilize(pipe, replace(calibrated("controlnet"), conditions=without))
+
+
+class TestNetworksThatTakeTurns:
+    """Wan2.2-A14B: the timestep decides which network is asked, and with which weight."""
+
+    CALL: ClassVar = {**hosts.wan_22_a14b()[1], "output_type": "latent"}
+
+    @staticmethod
+    @functools.cache
+    def made() -> tuple[Any, Calibration]:
+        pipe = seeded(hosts.wan_22_a14b)()
+        return pipe, ours.calibrate(pipe, nfe=5, **QUICK, **TestNetworksThatTakeTurns.CALL)
+
+    def test_both_are_asked_as_in_our_loop(self):
+        pipe, calibration = self.made()
+        assert calibration.conditions["guidance"]["weight"] == 4.0
+        assert calibration.conditions["guidance_later"]["weight"] == 3.0
+        asked = []
+        hook = pipe.transformer_2.register_forward_pre_hook(lambda *_: asked.append(1))
+        with ours.stabilize(pipe, calibration):
+            first, last, calls = run(pipe, **self.CALL)
+            hook.remove()
+            assert calls + len(asked) == 2 * 5
+            assert calls, "the first network is asked"
+            assert asked, "and so is the second"
+            captured = capture(pipe, ours.scheduler_for(pipe.scheduler, calibration.solver), **self.CALL)
+        mine = sample(captured.denoiser(range(2)), first, calibration.levels, calibration.solver, calibration.replay())
+        assert_close(last, mine.x)
+
+    def test_another_weight_of_the_second_is_refused(self):
+        pipe, calibration = self.made()
+        with (
+            ours.stabilize(pipe, calibration),
+            pytest.raises(ValueError, match=r"guidance: measured with .*weight=3\.0"),
+        ):
+            run(pipe, **{**self.CALL, "guidance_scale_2": 2.0})
+
+    def test_another_boundary_or_order_is_refused(self):
+        pipe, calibration = self.made()
+        single = {name: part for name, part in pipe.components.items() if name != "transformer_2"}
+        other = seeded(hosts.wan_22_a14b)()
+        other.register_to_config(boundary_ratio=0.5)
+        with pytest.raises(ValueError, match=r"boundary_ratio: measured with 0.875, the pipeline has 0.5"):
+            ours.stabilize(other, calibration)
+        other.transformer, other.transformer_2 = other.transformer_2, other.transformer
+        with pytest.raises(ValueError, match="its weights differ by"):
+            ours.stabilize(other, calibration)
+        with pytest.raises(ValueError, match="network_later: the calibration was measured with one"):
+            ours.stabilize(hosts.make(diffusers.WanPipeline, **single), calibration)
+
+    def test_a_boundary_that_four_steps_do_not_show_is_refused(self):
+        pipe = seeded(hosts.wan_22_a14b)()
+        pipe.register_to_config(boundary_ratio=0.9999)
+        with pytest.raises(ValueError, match="one of its networks is asked in 0 recorded steps, need 2"):
+            ours.calibrate(pipe, nfe=5, **QUICK, **self.CALL)
 
 
 def test_calibrations_from_elsewhere_are_refused():

@@ -300,15 +300,25 @@ class Guided:
         guidance: combines all their outputs, in order.
         samples: whose conditions to use for the rows of a batch, which must be as many; None: 0, 1, …
         layout: how the model keeps what the state stands for; None: as it is.
+        later: the calls of another model, which takes over below a timestep; None: there is none.
+        below: that timestep.
     """
 
     calls: tuple[Call, ...]
     guidance: Guidance = Guidance()
     samples: tuple[int, ...] | None = None
     layout: Layout | None = None
+    later: Guided | None = None
+    below: float = 0.0
+
+    def at(self, t: float) -> Guided:
+        """What is evaluated at timestep t, which pipelines compare in float32."""
+        return self if self.later is None or not float(torch.tensor(t)) < self.below else self.later
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
-        """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`."""
+        """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, all of the same model."""
+        if (here := self.at(float(t[0]))) is not self:
+            return replace(here, samples=self.samples)(x, t)
         samples = range(len(x)) if self.samples is None else self.samples
         state = x if self.layout is None else self.layout.pack(x)
         out = self.guidance.combine([out for call in self.calls for out in call(state, t, samples)])
