@@ -160,12 +160,14 @@ class CompareOptions:
         reference_nfe: evaluations of the many-step reference (DPM-Solver++(2M), EDM grid).
         lipschitz_seeds: on how many seeds Lipschitz constants are measured; 0 leaves them out.
         listener: told what happens.
+        pictures: samples to images in [−1, 1], such as an autoencoder's decoder; None: samples are images.
     """
 
     batch: int = 16
     reference_nfe: int = 24
     lipschitz_seeds: int = 1
     listener: Listener = field(default_factory=Listener)
+    pictures: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         at_least("batch", self.batch, 1)
@@ -194,9 +196,10 @@ def run(model: Model, sampler: Sampler, seeds: Sequence[int], effort: float, opt
             told.advance(size * effort * (sampler.nfe or 0) / info.steps)
 
     parts = list(sampler.batches(model, seeds, options.batch, on_step=on_step))
+    pictures = options.pictures or (lambda x: x)
     first = parts[0].result
     return Run(
-        torch.cat([part.result.x.clamp(-1, 1).cpu() for part in parts]),
+        torch.cat([pictures(part.result.x).clamp(-1, 1).cpu() for part in parts]),
         first.network_calls,
         first.backward_passes,
         sum(part.seconds for part in parts),

@@ -40,17 +40,17 @@ class InceptionPool:
         return features
 
 
-def by_random_features(model: Model) -> Yardstick:
+def by_random_features(model: Model, channels: int) -> Yardstick:
     """Nothing to download; meaningful from some dozens of images on."""
     path = MOMENTS / f"{model.name}.npz"
-    return Yardstick(RandomFeatures(model.shape[0]), references.read(path) if path.exists() else None)
+    return Yardstick(RandomFeatures(channels), references.read(path) if path.exists() else None)
 
 
-def by_inception(model: Model) -> Yardstick:
+def by_inception(model: Model, channels: int) -> Yardstick:
     """FID, with statistics of real images where they ship."""
     path = references.FOLDER / f"{model.name}-train.npz"
     return Yardstick(InceptionPool(model.device), references.read(path) if path.exists() else None)
 
 
-YARDSTICKS: dict[str, Callable[[Model], Yardstick]] = {"random": by_random_features, "inception": by_inception}
-"""What the command line's `--features` takes."""
+YARDSTICKS: dict[str, Callable[[Model, int], Yardstick]] = {"random": by_random_features, "inception": by_inception}
+"""What the command line's `--features` takes: of a model and the channels of its images."""
