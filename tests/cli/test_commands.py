@@ -179,6 +179,46 @@ def test_evaluate(steindiff, tmp_path, monkeypatch):
     assert "fid" in steindiff(f"evaluate {tmp_path / 'a'} --reference {tmp_path / 'b'} --metrics fid").out
 
 
+def test_fid_of_few_images_says_by_how_much_they_raise_it(steindiff, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.Evaluation, "inception", Pooled())
+    steindiff(f"sample --model digits --method edm --num 20 --out {tmp_path / 'a'}")
+    steindiff(f"sample --model digits --method logsnr --num 20 --seed 40 --out {tmp_path / 'b'}")
+    done = steindiff(f"evaluate {tmp_path / 'a'} --reference {tmp_path / 'b'} --metrics fid --json")
+    (remark,) = json.loads(done.out)["remarks"]
+    assert remark.startswith("fid: 20 images raise it by about")
+    assert remark in " ".join(done.err.split())
+    low, high = (float(part) for part in remark.split("would give ")[1].split(";")[0].split(" to "))
+    assert low <= json.loads(done.out)["fid"] <= high
+
+
+def test_evaluate_against_the_models_own_samples(steindiff, tmp_path, monkeypatch):
+    def unavailable():
+        raise datasets.Unavailable("no network")
+
+    monkeypatch.setattr(datasets, "inception", unavailable)
+    monkeypatch.setattr(datasets, "lpips", unavailable)
+    found = {}
+    for name, method in (("fine", "--nfe 24 --method edm"), ("coarse", "--nfe 3 --method edm")):
+        steindiff(f"sample --model digits {method} --num 40 --npz --out {tmp_path / name}")
+        done = steindiff(f"evaluate {tmp_path / name} --metrics own --json")
+        found[name] = json.loads(done.out)["own"]
+        assert "lpips: not measured: no network" in done.err
+        assert "own: random features of 40 images; as many others would give" in done.err
+    fine, coarse = found["fine"], found["coarse"]
+    assert fine["floor"] == pytest.approx(coarse["floor"])
+    assert abs(fine["distance"] - fine["floor"]) < 0.05 * fine["floor"]
+    assert coarse["distance"] > 1.2 * coarse["floor"]
+    assert coarse["psnr"] < fine["psnr"]
+    assert fine["spread"] == pytest.approx(1, abs=0.02)
+    archive = tmp_path / "coarse" / "images.npz"
+    assert "own: not measured: needs --model" in steindiff(f"evaluate {archive} --metrics own").err
+    named = json.loads(steindiff(f"evaluate {archive} --metrics own --model digits --json").out)["own"]
+    assert named.keys() == {"distance", "floor"}
+    assert named["distance"] == pytest.approx(coarse["distance"], rel=1e-4)
+    other = steindiff(f"evaluate {tmp_path / 'coarse'} --metrics own --model hungry --batch 4")
+    assert "own" in other.err
+
+
 def test_fid_streams(steindiff, tmp_path, monkeypatch):
     seen = []
 
@@ -189,6 +229,7 @@ def test_fid_streams(steindiff, tmp_path, monkeypatch):
 
     monkeypatch.setattr(evaluate.Evaluation, "inception", Watched())
     monkeypatch.setattr(evaluate, "gather", None)  # only measures that need all features may call it
+    monkeypatch.setattr(evaluate, "FEW", 0)
     steindiff(f"{SAMPLE} --out {tmp_path}")
     done = steindiff(f"evaluate {tmp_path} --reference {tmp_path} --metrics fid --batch 2 --json")
     assert json.loads(done.out)["fid"] == pytest.approx(0, abs=1e-6)

@@ -80,17 +80,19 @@ def settings(
 def table(comparison: Comparison) -> Table:
     """The comparison for the terminal."""
     real = any(row.frechet is not None for row in comparison.rows)
+    seen = any(row.lpips is not None for row in comparison.rows)
     real_text = "Real: to real images. " if real else ""
     caption = (
         f"Own: Fréchet distance ({comparison.features}) to the model's own many-step samples of other seeds; two sets "
         f"of them are {comparison.floor:.1f} apart. {real_text}Energy: high-frequency power "
-        "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR: to the same "
-        f"seed's many-step image. Calls and backward passes are per image, seconds for all {len(comparison.seeds)}."
+        "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR"
+        f"{' and LPIPS' * seen}: to the same seed's many-step image. Calls and backward passes are per image, seconds "
+        f"for all {len(comparison.seeds)}."
     )
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     out.add_column("method", overflow="fold")
-    columns = ["NFE", "own", *(["real"] if real else []), "energy", "spread", "PSNR", "calls", "backward", "seconds"]
-    for title in columns:
+    columns = ["NFE", "own", "real" * real, "energy", "spread", "PSNR", "LPIPS" * seen, "calls", "backward", "seconds"]
+    for title in filter(None, columns):
         out.add_column(title, justify="right", no_wrap=True)
     good = best(comparison)
     for i, row in enumerate(comparison.rows):
@@ -100,6 +102,7 @@ def table(comparison: Comparison) -> Table:
             "energy_ratio": f"{row.energy_ratio:.2f}",
             "spread": f"{row.spread:.2f}",
             "psnr": f"{row.psnr:.1f}" if row.method != REFERENCE else "–",
+            **({"lpips": "–" if row.lpips is None else f"{row.lpips:.3f}"} if seen else {}),
         }
         marked = [f"[bold green]{text}[/]" if i in good.get(key, ()) else text for key, text in cells.items()]
         if row.method == REFERENCE or (i and row.nfe != comparison.rows[i - 1].nfe):
