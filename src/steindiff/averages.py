@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from steindiff._distributed import gather, shard
@@ -15,8 +16,7 @@ def mean(values: Tensor) -> Tensor:
 
     Gathered before they are summed, so that it is the mean of one process to the bit.
     """
-    whole = gather(values.double())
-    return whole.sum(0) / len(whole)
+    return gather(values).mean(0, dtype=torch.float64)
 
 
 def standard_error(values: Tensor) -> Tensor:

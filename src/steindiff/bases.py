@@ -54,7 +54,7 @@ class Basis(ABC):
         index = band_index(self, coefficients.device).flatten()
         flat = coefficients.flatten(1).double()
         total = flat.new_zeros(len(flat), self.bands).index_add_(1, index, flat)
-        return total / index.bincount(minlength=self.bands)
+        return total / band_sizes(self, coefficients.device)
 
     def spread(self, gain: Tensor) -> Tensor:
         """Every coefficient's own factor, `(*)`, from one per band, `(K,)`."""
@@ -70,6 +70,13 @@ class Basis(ABC):
 def band_index(basis: Basis, device: torch.device) -> Tensor:
     """A basis's band index, made once per device."""
     return basis.index().to(device)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def band_sizes(basis: Basis, device: torch.device) -> Tensor:
+    """How many coefficients each band has, `(K,)`, made once per device."""
+    return band_index(basis, device).flatten().bincount(minlength=basis.bands)
 
 
 @lru_cache(maxsize=64)

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least, number
-from steindiff._distributed import all_reduce_sum
+from steindiff._distributed import gather
 from steindiff.averages import mean
-from steindiff.bases import Basis, band_index
+from steindiff.bases import Basis, band_index, band_sizes
 from steindiff.corrections.alignment import TINY, Groups, weights_of
 from steindiff.corrections.base import Correction
 from steindiff.denoisers.base import Denoiser
@@ -67,9 +67,8 @@ class Mismatch:
         energy = mean(self.wanted).clamp(min=TINY)
         self.bands = energy**power / (energy**power).sum()
         index = band_index(basis, goal.device)
-        size = index.flatten().bincount(minlength=basis.bands)
-        samples = int(all_reduce_sum(torch.tensor(len(goal))))
-        factors = (self.bands * weights_of(self.wanted, tail) / (size * samples)).sqrt()  # (N, K)
+        size = band_sizes(basis, goal.device) * len(groups.whole)
+        factors = (self.bands * weights_of(self.wanted, tail) / size).sqrt()  # (N, K)
         self.factors = factors[:, index].to(goal.dtype)
 
     def gap(self, made: Tensor) -> Tensor:
@@ -80,7 +79,7 @@ class Mismatch:
     def residuals(self, x: Tensor) -> Residuals:
         """The residuals of ends `x`, `(N, *)`."""
         made = self.basis.forward(x)
-        return Residuals(((made - self.known) * self.factors).flatten(), self.bands.sqrt() * self.gap(made))
+        return Residuals(((made - self.known) * self.factors).flatten(1), self.bands.sqrt() * self.gap(made))
 
     def __call__(self, x: Tensor) -> float:
         """J of ends `x`."""
@@ -89,26 +88,26 @@ class Mismatch:
 
 
 class Residuals(NamedTuple):
-    """The two parts of J: one entry a coefficient of this process's samples, and one a band, of all samples."""
+    """The two parts of J: coefficients of this process's samples, `(N, D)`, and bands of all samples, `(K,)`."""
 
     errors: Tensor
     gaps: Tensor
 
     def dot(self, other: Residuals) -> Tensor:
-        """Inner product over all processes."""
-        return all_reduce_sum(self.errors.double() @ other.errors.double()) + self.gaps @ other.gaps
+        """Inner product over all processes, summed sample by sample: how they are cut into processes is not seen."""
+        rows = (self.errors.double() * other.errors.double()).sum(1)
+        return gather(rows).sum() + self.gaps @ other.gaps
 
     def slope(self, before: Residuals, width: float) -> Residuals:
         """(self − before)/width."""
         return Residuals((self.errors - before.errors) / width, (self.gaps - before.gaps) / width)
 
 
-def products(slopes: Sequence[Residuals], residuals: Residuals) -> tuple[Tensor, Tensor]:
-    """The normal matrix `(P, P)` and gradient `(P,)` of J/2, over all processes, float64."""
-    rows = torch.stack([slope.errors for slope in slopes])
-    bands = torch.stack([slope.gaps for slope in slopes])
-    normal = all_reduce_sum((rows @ rows.T).double()) + bands @ bands.T
-    return normal, all_reduce_sum((rows @ residuals.errors).double()) + bands @ residuals.gaps
+def products(residuals: Sequence[Residuals]) -> Tensor:
+    """Inner products of all pairs, over all processes, `(P, P)` float64; a sample at a time, so the cut is not seen."""
+    rows = (torch.stack(row).double() for row in zip(*(r.errors for r in residuals), strict=True))
+    bands = torch.stack([r.gaps for r in residuals])
+    return gather(torch.stack([row @ row.T for row in rows])).sum(0) + bands @ bands.T
 
 
 class Remembering(Denoiser):
@@ -266,7 +265,8 @@ class Search:
                     width = -width
                     moved = move(best.levels, {c: width})
                 slopes.append(trials(moved, best).residuals.slope(best.residuals, width))
-            normal, gradient = products(slopes, best.residuals)
+            normal = products([*slopes, best.residuals])
+            normal, gradient = normal[:-1, :-1], normal[:-1, -1]
             found = None
             for _ in range(3):
                 ridge = damping * normal.diagonal().mean() * 1e-2 + damping * normal.diagonal() + TINY

@@ -24,6 +24,7 @@ one. Where nothing has a mean this is one factor for ρ and τ together.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least, number
-from steindiff._distributed import all_reduce_sum
+from steindiff._distributed import gather
 from steindiff.averages import mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
@@ -68,11 +69,11 @@ class Groups:
 
     Attributes:
         index: the group of every sample of this process, `(N,)` int64.
-        count: how many groups there are, over all processes.
+        whole: the same of all processes.
     """
 
     index: Tensor
-    count: int
+    whole: Tensor
 
     @classmethod
     def of(cls, labels: Sequence[Hashable], local: Sequence[int] | None = None) -> Groups:
@@ -87,16 +88,16 @@ class Groups:
         if shared.count(None) == 1:  # nobody to deviate from: all are compared with all
             shared = [None] * len(labels)
         numbers = {label: k for k, label in enumerate(dict.fromkeys(shared))}
-        mine = shared if local is None else [shared[k] for k in local]
-        return cls(torch.tensor([numbers[label] for label in mine], dtype=torch.int64), len(numbers))
+        whole = torch.tensor([numbers[label] for label in shared], dtype=torch.int64)
+        return cls(whole if local is None else whole[torch.tensor(local, dtype=torch.int64)], whole)
 
     def means(self, values: Tensor) -> Tensor:
-        """Every sample's group mean, `(N, *)`, of `values`, `(N, *)`."""
-        index = self.index.to(values.device)
-        total = values.new_zeros(self.count, *values.shape[1:]).index_add_(0, index, values)
-        size = values.new_zeros(self.count).index_add_(0, index, torch.ones_like(index, dtype=values.dtype))
-        total, size = all_reduce_sum(total), all_reduce_sum(size)
-        return (total / size.clamp(min=1.0).reshape(-1, *[1] * (values.ndim - 1)))[index]
+        """Every sample's group mean, `(N, *)`, of `values`, `(N, *)`; to the bit that of one process."""
+        whole, groups = gather(values), self.whole.to(values.device)
+        # One product, in one order on every device: sums by index are not, on a GPU.
+        member = torch.nn.functional.one_hot(groups).T.double()
+        means = member / member.sum(1, keepdim=True) @ whole.flatten(1).double()
+        return means[self.index.to(values.device)].reshape(values.shape).to(values.dtype)
 
 
 def combine(basis: Basis, weights: Tensor, features: Sequence[Tensor]) -> Tensor:
@@ -111,16 +112,28 @@ def combine(basis: Basis, weights: Tensor, features: Sequence[Tensor]) -> Tensor
 def typical_scale(still: Tensor, cross: Tensor, moved: Tensor, target: Tensor, bound: float) -> Tensor:
     r"""The s in [1/bound, bound] with E log(still + 2 s cross + s² moved) = E log target; all `(N, K)`, s `(K,)`.
 
-    By bisection in log s; the energy |A + s B|² grows with s wherever B adds to A.
+    By Newton's method in u = log s, and by bisection where it leaves the bracket: |A + s B|² grows with s wherever B adds
+    to A. Where there is no root within the bounds, s is the nearer one.
     """
-    low = torch.full_like(target[0], 1.0 / bound)
-    high = torch.full_like(target[0], bound)
-    wanted = mean(target.clamp(min=TINY).log())
-    for _ in range(40):
-        s = (low * high).sqrt()
-        short = mean((still + 2.0 * s * cross + s.square() * moved).clamp(min=TINY).log()) < wanted
-        low, high = torch.where(short, s, low), torch.where(short, high, s)
-    return (low * high).sqrt()
+    still, cross, moved, target = map(gather, (still, cross, moved, target))  # all are here, and nobody waits again
+    wanted = target.clamp(min=TINY).log().mean(0)
+
+    def at(u: Tensor) -> tuple[Tensor, Tensor]:
+        """E log energy − E log target, and its derivative by u."""
+        s = u.exp()
+        energy = (still + 2.0 * s * cross + s.square() * moved).clamp(min=TINY)
+        return energy.log().mean(0) - wanted, (2.0 * (s * cross + s.square() * moved) / energy).mean(0)
+
+    u = torch.zeros_like(wanted)
+    low, high = u - math.log(bound), u + math.log(bound)
+    for _ in range(45):
+        gap, slope = at(u)
+        low, high = torch.where(gap < 0, u, low), torch.where(gap < 0, high, u)
+        last, u = u, u - gap / slope
+        u = torch.where((u >= low) & (u <= high), u, 0.5 * (low + high))
+        if bool(((u - last).abs() < 1e-12).all()):
+            break
+    return u.exp()
 
 
 class Fitted(NamedTuple):

@@ -5,11 +5,22 @@ from __future__ import annotations
 import bisect
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from steindiff._checks import number
 from steindiff.grids.base import Grid
 from steindiff.schedules.base import Schedule
+
+POINTS = 2000
+"""Where the density is summed."""
+
+
+@lru_cache(maxsize=32)
+def cumulative(grid: Stein, first: float, last: float) -> tuple[list[float], list[float]]:
+    """Places λ from first to last, and the integral of the grid's density up to each, in units of their distance."""
+    lams = [first + (last - first) * k / POINTS for k in range(POINTS + 1)]
+    return lams, [0.0, *accumulate(0.5 * (a + b) for a, b in pairwise(map(grid.density, lams)))]
 
 
 @dataclass(frozen=True)
@@ -53,17 +64,13 @@ class Stein(Grid):
         first = schedule.level(schedule.t_max).lam
         first = first if math.isfinite(first) else self.knots[0][0]
         last = schedule.level(schedule.t_min).lam
-        points = 2000
-        lams = [first + (last - first) * k / points for k in range(points + 1)]
-        total = [0.0]
-        for a, b in pairwise(self.density(lam) for lam in lams):
-            total.append(total[-1] + 0.5 * (a + b))
+        lams, total = cumulative(self, first, last)
         to_zero = self.reaches_zero(schedule)
         shares = num if to_zero else num - 1
         times = [schedule.t_max]
         for k in range(1, num):
             target = total[-1] * k / shares
-            j = min(bisect.bisect_left(total, target), points)
+            j = min(bisect.bisect_left(total, target), POINTS)
             part = (target - total[j - 1]) / (total[j] - total[j - 1])
             times.append(schedule.time(lams[j - 1] + part * (lams[j] - lams[j - 1])))
         if not to_zero and num > 1:

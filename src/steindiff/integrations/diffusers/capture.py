@@ -39,6 +39,7 @@ from steindiff.integrations.diffusers.networks import (
     Guidance,
     Guided,
     Inputs,
+    Time,
     answer,
     fitted,
     names,
@@ -324,8 +325,8 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
     )
 
 
-def time_of(pipe: Any, steps: Sequence[Recorded], call: int) -> tuple[float, float]:
-    """Unit and offset of the time a network is told, from the scheduler's timesteps.
+def time_of(pipe: Any, steps: Sequence[Recorded], call: int) -> Time:
+    """The time a network is told, as a function of the scheduler's timesteps.
 
     Raises:
         ValueError: if no affine function gives all of them, or a network is told several times at once.
@@ -342,12 +343,15 @@ def time_of(pipe: Any, steps: Sequence[Recorded], call: int) -> tuple[float, flo
     slope = float((told[0] - told[-1]) / (t[0] - t[-1]))
     power = math.copysign(10.0 ** round(math.log10(abs(slope))), slope) if slope else 0.0
     time = steps[0].calls[call].time
-    eps = torch.finfo(time.dtype).eps if time.is_floating_point() else torch.finfo(torch.float32).eps
+    dtype = time.dtype if time.is_floating_point() else torch.float32
+    eps = torch.finfo(dtype).eps
     for unit in (power, slope):
         for offset in (0.0, 1.0, round(float(told[0] - unit * t[0]), 6)):
             made = offset + unit * t
             if bool(((made - told).abs() <= 2.0 * eps * torch.maximum(told.abs(), (unit * t).abs())).all()):
-                return unit, offset
+                late, early = (Time(unit, offset, tuple(time.shape[1:]), dtype, early) for early in (False, True))
+                # In half precision a unit in the last place is several timesteps: what fits bitwise goes first.
+                return early if torch.equal(early(t).double(), told) else late
     raise ValueError(
         f"pipe = {type(pipe).__name__}: its network is told the times {[f'{x:.4g}' for x in told.tolist()]} at the "
         f"scheduler's timesteps {[f'{x:.4g}' for x in t.tolist()]}, which no affine function gives"
@@ -393,20 +397,15 @@ def rebuild(
     calls = []
     for k, asked in enumerate(steps[0].calls):
         copies = len(asked.state) // samples
-        unit, offset = time_of(pipe, steps, k)
-        time = asked.time
         calls.append(
             Call(
                 module,
                 asked.conditions,
                 copies,
                 samples,
-                unit,
-                offset,
-                tuple(time.shape[1:]),
+                time_of(pipe, steps, k),
                 asked.state.device,
                 asked.state.dtype,
-                time.dtype if time.is_floating_point() else torch.float32,
                 inputs_of(pipe, asked, steps[0].scaled[:samples], copies),
             )
         )

@@ -129,6 +129,29 @@ class Inputs:
 
 
 @dataclass(frozen=True)
+class Time:
+    """The time a model is told, from a scheduler's timestep: offset + unit · timestep.
+
+    Args:
+        unit: what the timestep is multiplied with.
+        offset: what is then added.
+        shape: of one sample's time: `()`, or the tokens' own times.
+        dtype: of the time.
+        early: whether the timestep is rounded to `dtype` first, rather than the result.
+    """
+
+    unit: float = 1.0
+    offset: float = 0.0
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    early: bool = False
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """What is told at timesteps `t`, of their shape."""
+        return (self.offset + self.unit * (t.to(self.dtype) if self.early else t)).to(self.dtype)
+
+
+@dataclass(frozen=True)
 class Call:
     r"""A model with everything but state and time bound.
 
@@ -137,12 +160,9 @@ class Call:
         conditions: its other arguments. A tensor with `copies · batch` rows has one for each sample and copy.
         copies: how many conditions a sample is evaluated under in one call: 2 where guidance stacks them.
         batch: for how many samples the conditions were made.
-        unit: what a scheduler's timestep is multiplied with before the model sees it.
-        offset: what is then added.
-        time_shape: of one sample's time: `()`, or the tokens' own times.
+        time: what the model is told of the time.
         device: where the model's inputs must be; None: where its parameters are.
         dtype: of the state the model takes; None: that of its parameters.
-        time_dtype: of the time it takes.
         inputs: how it is given the state; None: as it is.
         pick: how conditions belong to samples.
         tables: whether lists of conditions belong to all samples.
@@ -152,12 +172,9 @@ class Call:
     conditions: Mapping[str, Any]
     copies: int = 1
     batch: int = 1
-    unit: float = 1.0
-    offset: float = 0.0
-    time_shape: tuple[int, ...] = ()
+    time: Time = Time()
     device: torch.device | None = None
     dtype: torch.dtype | None = None
-    time_dtype: torch.dtype = torch.float32
     inputs: Inputs | None = None
     pick: Pick = by_row
     tables: bool = False
@@ -169,14 +186,14 @@ class Call:
         rows = torch.as_tensor(samples) % self.batch
         rows = torch.cat([rows + k * self.batch for k in range(self.copies)])
         states = torch.cat([x.to(device, dtype)] * self.copies)
-        times = torch.cat([(self.offset + self.unit * t).to(device, self.time_dtype)] * self.copies)
+        times = torch.cat([self.time(t).to(device)] * self.copies)
         state, time = names(self.module)
         listed = self.inputs is not None and self.inputs.listed
         total = self.copies * self.batch
         bound = picked(self.conditions, rows, total, self.pick, tables=self.tables, listed=listed)
         return {
             state: states if self.inputs is None else self.inputs(states, rows),
-            time: times.reshape(-1, *[1] * len(self.time_shape)).expand(-1, *self.time_shape),
+            time: times.reshape(-1, *[1] * len(self.time.shape)).expand(-1, *self.time.shape),
             **bound,
         }
 

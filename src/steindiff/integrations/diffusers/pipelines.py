@@ -36,7 +36,14 @@ from steindiff.calibration_set import CalibrationSet
 from steindiff.grids.explicit import Explicit
 from steindiff.grids.logsnr import LogSNR
 from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, network_of, parts_of
-from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
+from steindiff.integrations.diffusers.families import (
+    ArctanFamily,
+    EDMFamily,
+    FlowMatching,
+    VariancePreserving,
+    converted,
+    family_of,
+)
 from steindiff.integrations.diffusers.networks import Guidance, answer
 from steindiff.integrations.diffusers.schedulers import (
     Corrected,
@@ -293,10 +300,13 @@ def model_of(pipe: Any, captured: Capture, name: str = "") -> Model:
         name=name or type(pipe).__name__,
         condition=lambda seed: seed % conditions,
     ).trust()
-    vars(model)["conditions"] = {  # a pipeline is known by more than its denoiser can say
+    facts = {  # a pipeline is known by more than its denoiser can say
         "pipeline": type(pipe).__name__,
         "guidance": captured.network.guidance.describe(),
     }
+    if isinstance(captured.family, VariancePreserving):
+        facts["prediction"] = captured.family.config["prediction_type"]  # hosts that ask for σ must know it
+    vars(model)["conditions"] = facts
     return model
 
 
