@@ -90,12 +90,20 @@ def test_sample_goes_on_and_ends_with_the_same_bytes(steindiff, tmp_path):
 def test_sample_refuses_other_settings(steindiff, tmp_path):
     assert steindiff(f"{SAMPLE} --out {tmp_path}").code == 0
     whole = bytes_of(tmp_path)
-    for other, says in (("--nfe 4", "recipe.nfe: 3, not 4"), ("--num 6", "count: 5, not 6"), ("--batch 1", "batch: 2")):
+    for other, says in (("--nfe 4", "recipe.nfe: 3, not 4"), ("--num 4", "count: 5, not 4"), ("--batch 1", "batch: 2")):
         done = steindiff(f"{SAMPLE} --out {tmp_path} {other}")
         assert done.code == 1
         assert says in done.err
         assert done.err.count("\n") == 1
     assert bytes_of(tmp_path) == whole
+
+
+def test_sample_makes_a_set_larger(steindiff, tmp_path):
+    assert steindiff(f"{SAMPLE} --out {tmp_path / 'a'}").code == 0
+    larger = steindiff(f"{SAMPLE} --num 9 --out {tmp_path / 'a'}")
+    assert "were there" in larger.out
+    assert steindiff(f"{SAMPLE} --num 9 --out {tmp_path / 'b'}").code == 0
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
 
 
 def test_sample_as_plain_files(steindiff, tmp_path):

@@ -70,7 +70,7 @@ def command(
     npz: Annotated[bool, typer.Option("--npz", help="Write all images, too, to OUT/images.npz.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Sample images, one per seed; run it again to go on where it stopped.
+    """Sample images, one per seed; run it again to go on where it stopped, with a larger --num to make the set larger.
 
     Files appear whole or not at all. Killed and run again, with one process or several, it ends with the same bytes;
     other settings in the same folder are refused. With `--calibration` the file decides solver and evaluations.
