@@ -16,7 +16,6 @@ from steindiff._checks import at_least
 from steindiff._devices import available
 from steindiff.calibration import Calibration
 from steindiff.cli.process_group import own_gpu
-from steindiff.comparison import default_methods
 from steindiff.grids import GRIDS
 from steindiff.models import load
 from steindiff.solvers import SOLVERS
@@ -50,12 +49,6 @@ Seed = Annotated[int, typer.Option(help="First seed; image i has seed SEED + i."
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.")]
 Guidance = Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model.")]
 Batch = Annotated[int, typer.Option(help="Images evaluated together.")]
-Method = Annotated[
-    str,
-    typer.Option(
-        help=f"How to sample: {', '.join(default_methods())}.", autocompletion=lambda: list(default_methods())
-    ),
-]
 Calibrations = Annotated[
     list[Path] | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")
 ]
