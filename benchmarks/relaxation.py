@@ -25,7 +25,6 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from intervals import Distance, difference, distance
 from networks.mixture import Empirical
 from paper_only.activation import TopK
 from paper_only.coefficients import coupled_gammas, decay, fine_flow, ideal_gammas, plot_comparison, plot_decay
@@ -51,6 +50,7 @@ from steindiff.diagnostics import (
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics.frechet import Moments, frechet_distance
+from steindiff.metrics.intervals import Distance, difference, distance
 from steindiff.probes import VJP, Adaptive, Analytic, FiniteDifference, Rademacher, memory_per_sample
 from steindiff.sampler import levels_for as budget
 from steindiff.solvers import DPMSolverMultistep, Solver

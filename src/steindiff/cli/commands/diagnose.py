@@ -17,7 +17,7 @@ from steindiff import diagnostics
 from steindiff._checks import at_least
 from steindiff._discovery import named
 from steindiff._files import folder, write_bytes, write_text
-from steindiff.cli import options
+from steindiff.cli import options, subjects
 from steindiff.cli.output import print_json, progress, written
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
@@ -88,7 +88,7 @@ def command(
     place = named("grid", grid, GRIDS)
     seeds = options.seeds(num, seed)
     at_least("iterations", iterations, 1)
-    subject = options.model(model, guidance, device)
+    subject = subjects.subject(model, guidance, device).model
     levels = levels_for(chosen, place, subject.schedule, nfe)
     folder(out)
     found: dict[str, Any] = {}
