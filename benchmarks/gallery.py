@@ -17,7 +17,7 @@ from PIL import Image
 
 import steindiff as sd
 from steindiff.comparison import CompareOptions, Comparison, default_methods
-from steindiff.images import to_image
+from steindiff.images import to_image, to_uint8
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "docs" / "assets"

@@ -44,14 +44,7 @@ Calibrate = Callable[..., Mapping[int, Calibration]]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and what commands need to know beside it.
-
-    Attributes:
-        model: what to sample from.
-        pictures: samples to images in [−1, 1], where they are latents.
-        channels: of the images.
-        host: calibrates it, as `calibrate_budgets`; None: that.
-    """
+    """A model, what turns its latents into images in [−1, 1], the images' channels, and the host that calibrates it."""
 
     model: Model
     pictures: Callable[[Tensor], Tensor] | None = None

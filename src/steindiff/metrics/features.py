@@ -109,7 +109,7 @@ class InceptionFeatures(nn.Module):
             raise FileNotFoundError(f"Inception network {path}: no such file")
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*torch.jit", category=DeprecationWarning)
+                warnings.filterwarnings("ignore", message=".*torch.jit")
                 return cls(torch.jit.load(path, map_location=device), tf32=tf32)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]

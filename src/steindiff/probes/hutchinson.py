@@ -123,7 +123,7 @@ def forward_mode() -> Iterator[None]:
     """Where forward mode works: fused attention kernels do not have it, the plain one does."""
     with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         # torch itself calls its deprecated scripting when forward mode is first used.
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
         yield
 
 

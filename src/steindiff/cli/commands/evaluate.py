@@ -67,12 +67,7 @@ class NotMeasured(Exception):
 
 
 def pictures(path: Path) -> Pictures:
-    """Images of a set made by `steindiff sample`, of a `.npz` file, or of a folder.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it holds no images, is damaged, or a set is incomplete.
-    """
+    """Images of a set made by `steindiff sample`, of a `.npz` file, or of a folder."""
     if (path / MANIFEST).exists():
         return Images(path)
     return Archive(path) if path.suffix == ".npz" else Folder(path)
@@ -88,15 +83,8 @@ class Seen(NamedTuple):
 class Evaluation:
     """Samples, what they are compared with, and features of both, made when first needed.
 
-    With a process group, each process sees a part of the images, and all of them find the same.
-
-    Args:
-        samples: the images to measure.
-        reference: name of shipped statistics, or a path as `pictures` takes it; None: nothing.
-        device: where the networks run.
-        batch: images at a time.
-        keep: whether a measure needs all features; otherwise one batch at a time is in memory.
-        model: what made the samples, as `--model` takes it; None: what their manifest names.
+    With a process group, each process sees a part of the images, and all of them find the same. `keep` is set where a
+    measure needs all features; otherwise one batch at a time is in memory.
     """
 
     def __init__(
@@ -112,11 +100,7 @@ class Evaluation:
 
     @property
     def real(self) -> Pictures:
-        """The reference's images.
-
-        Raises:
-            NotMeasured: if there are none, but statistics at most.
-        """
+        """The reference's images."""
         if self.reference is None:
             raise NotMeasured("needs --reference")
         if self.reference in SHIPPED:
@@ -132,11 +116,7 @@ class Evaluation:
             raise NotMeasured(str(error)) from error
 
     def see(self, images: Pictures, network: Callable[[Tensor], Tensor], keep: bool = False) -> Seen:
-        """Look at images through a network.
-
-        Raises:
-            ValueError: if there are fewer batches than processes.
-        """
+        """Look at images through a network."""
         world = rank().world
         if len(images) <= self.batch * (world - 1):
             raise ValueError(
@@ -186,11 +166,7 @@ class Evaluation:
         return value
 
     def own(self) -> dict[str, float]:
-        """Distance to the model's own many-step samples of other seeds, beside its floor; and what the same seeds say.
-
-        Raises:
-            NotMeasured: if it is not known what made the samples.
-        """
+        """Distance to the model's own many-step samples of other seeds beside its floor, and what equal seeds say."""
         manifest = self.samples.manifest if isinstance(self.samples, Images) else None
         name = self.model or (None if manifest is None else str(manifest.recipe["model"]))
         if name is None or rank().world > 1:

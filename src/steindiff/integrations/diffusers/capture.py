@@ -124,16 +124,9 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of a network.
+    """One call of a network: its other arguments, state `(rows, *)`, whether that was a list, time and answer.
 
-    Attributes:
-        module: the network.
-        conditions: its arguments by name, without state and time.
-        state: what it was given for the state; `(rows, *)`, stacked if it takes a list.
-        listed: whether it takes a list.
-        time: the time it was told.
-        output: its answer.
-        side: the call of another network that made some of the conditions.
+    `side` is the call of another network that made some of the conditions.
     """
 
     module: nn.Module
@@ -388,14 +381,7 @@ def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
 
 
 def rebuild(pipe: Any, steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layout | None) -> Guided:
-    """The network's calls of a step as a function of state and time.
-
-    Args:
-        pipe: the pipeline.
-        steps: at least two.
-        settings: the arguments of the pipeline's call, defaults included.
-        layout: of the state; None: not known.
-    """
+    """The network's calls of a step as a function of state and time."""
     name = f"pipe = {type(pipe).__name__}"
     if len(steps) < 2:
         raise ValueError(

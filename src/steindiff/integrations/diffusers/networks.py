@@ -149,14 +149,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Time:
-    """The time a model is told, from a scheduler's timestep: offset + unit · timestep.
+    """The time a model is told, from a scheduler's timestep: offset + unit · timestep; `shape` is one sample's.
 
-    Args:
-        unit: what the timestep is multiplied with.
-        offset: what is then added.
-        shape: of one sample's time: `()`, or the tokens' own times.
-        dtype: of the time.
-        early: whether the timestep is rounded to `dtype` first, rather than the result.
+    With `early` the timestep is rounded to `dtype` first, rather than the result.
     """
 
     unit: float = 1.0
@@ -285,13 +280,8 @@ class Guidance:
 class Guided:
     """Calls of a model and how their outputs are combined: a function of state and time.
 
-    Args:
-        calls: made one after the other.
-        guidance: combines all their outputs, in order.
-        samples: whose conditions to use for the rows of a batch, which must be as many; None: 0, 1, …
-        layout: how the model keeps what the state stands for; None: as it is.
-        later: the calls of another model, which takes over below a timestep; None: there is none.
-        below: that timestep.
+    Row k of a batch has the conditions of `samples[k]`, by default k; `layout` says how the model keeps the state.
+    Below the timestep `below` the calls `later` of another model take over.
     """
 
     calls: tuple[Call, ...]

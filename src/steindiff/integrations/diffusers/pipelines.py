@@ -16,7 +16,7 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -370,10 +370,6 @@ class GuidanceGuard:
     """Looks at every step of a run: are the network's outputs combined as the calibration knows it?
 
     Every copy of a scheduler has one of its own, and minds the calls of the thread its run began in.
-
-    Args:
-        pipe: the pipeline, asked for its guidance scale.
-        modules: the networks it evaluates, as in `modules_of`.
     """
 
     def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
@@ -387,7 +383,7 @@ class GuidanceGuard:
         self._embedded: float | None = None
         told = functools.partial(called, weakref.ref(self))
         hooks = [module.register_forward_hook(told, with_kwargs=True) for module in modules.values()]
-        self.remove = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
+        self.remove = weakref.finalize(self, removed, hooks)
         GUARDS.add(self)
 
     @property
@@ -448,6 +444,12 @@ class GuidanceGuard:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # another process has another network: call stabilize there
+
+
+def removed(hooks: Iterable[Any]) -> None:
+    """Take forward hooks off their networks."""
+    for hook in hooks:
+        hook.remove()
 
 
 def called(
