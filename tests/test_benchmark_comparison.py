@@ -32,7 +32,12 @@ def bench() -> Bench:
 
 
 @pytest.mark.parametrize(
-    "method", [name for name in METHODS if name not in ("teacher", "restart", "from-file", *REPEATED)]
+    "method",
+    [
+        name
+        for name in METHODS
+        if name not in ("teacher", "restart", "edm-to-zero", "from-file", "transferred", *REPEATED)
+    ],
 )
 def test_every_method_spends_what_its_column_says(bench: Bench, method: str):
     cell = Cell(PLAN[method][0], method, 3)
@@ -59,6 +64,9 @@ def test_teacher_is_the_floor_and_itself(bench: Bench):
 def test_restart_counts_its_extra_evaluations(bench: Bench):
     record = bench.run(Cell("heun", "restart", 17))
     assert record["network_calls"] == 17 + 2 * 6
+    plain = bench.run(Cell("heun", "edm-to-zero", 17))
+    assert plain["network_calls"] == 17
+    assert abs(record["spread"] - 1.0) < 0.2  # fresh noise: with the first noise again it was 1.3
 
 
 def test_records_are_resumed(bench: Bench, tmp_path):
@@ -74,7 +82,7 @@ def test_records_are_resumed(bench: Bench, tmp_path):
 
 
 def test_every_method_of_the_plan_is_known_and_every_method_planned():
-    assert set(PLAN) | {"teacher", "restart"} == set(METHODS)
+    assert set(PLAN) | {"teacher", "restart", "edm-to-zero"} == set(METHODS)
     listed = list(cells(list(METHODS), [], [5]))
     assert len(listed) == len(set(listed))
     assert listed[0] == Cell("heun", "teacher", 35)

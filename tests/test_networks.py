@@ -101,19 +101,20 @@ def test_the_strong_network_is_loaded_from_its_pieces(tmp_path):
         load_strong(folder=tmp_path)
 
 
-@pytest.mark.parametrize("make", [variants.int8, variants.inference_only])
+@pytest.mark.parametrize("make", [variants.int8, variants.bf16, variants.inference_only, variants.guided_2])
 def test_variants_denoise_like_the_embedded_network(make):
-    """Eight bits cost a little; inference mode costs nothing and gives no gradient."""
-    plain, variant = load("fashion"), make("fashion")
-    level = plain.schedule.level(300.0)
+    """Eight or sixteen bits cost a little; inference mode costs nothing and gives no gradient."""
+    plain, variant = load("cifar10", 2.0 if make is variants.guided_2 else 1.0), make()
+    level = plain.schedule.level(1.0)
     x = (plain.noise([0, 1], level) + 0.2).requires_grad_()
     expected, found = plain.denoiser_for([0, 1])(x, level), variant.denoiser_for([0, 1])(x, level)
     error = float((found - expected).detach().norm() / expected.detach().norm())
-    assert error < (1e-6 if make is variants.inference_only else 0.05)
-    assert (error > 0) == (make is variants.int8)
+    assert error < (0.05 if make in (variants.int8, variants.bf16) else 1e-6)
+    assert (error > 0) == (make in (variants.int8, variants.bf16))
     assert variant.condition_of(13) == 3
+    assert dict(variant.conditions) == dict(plain.conditions)
     if make is variants.inference_only:
-        assert not variant.denoiser_for([0]).network(x[:1], torch.full((1,), 300.0)).requires_grad
+        assert not variant.denoiser_for([0]).network(x[:1], torch.ones(1)).requires_grad
 
 
 def test_eight_bits_round_to_half_a_step():

@@ -1,4 +1,7 @@
-"""The embedded networks as users run them: with weights of eight bits, and with no way to a gradient."""
+"""The embedded network as users run it: in eight bits, in bfloat16, guided, and with no way to a gradient.
+
+Each is a `--model networks.variants:NAME` of `benchmarks/comparison.py`.
+"""
 
 from __future__ import annotations
 
@@ -77,27 +80,55 @@ def quantise(network: nn.Module) -> nn.Module:
     return network
 
 
-def int8(name: str = "cifar10", device: torch.device | str = "cpu") -> Model:
-    """An embedded model with eight-bit weights."""
-    network = zoo.load(name, device)
-    quantise(network)
-    return _model(network, network, name, f"{name}-int8", device)
+def int8(device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False) -> Model:
+    """The embedded CIFAR-10 model with eight-bit weights; sums and scales in half precision, if asked for."""
+    return _model("int8", device, quantise, half=half, compiled=compiled)
 
 
-def inference_only(name: str = "cifar10", device: torch.device | str = "cpu") -> Model:
-    """An embedded model whose network runs inside `torch.inference_mode`: no gradient can be taken."""
-    network = zoo.load(name, device)
+def bf16(device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False) -> Model:
+    """The same with all weights and sums in bfloat16, whatever `half` says."""
+    return _model("bf16", device, lambda network: network.bfloat16(), half=False, compiled=compiled)
 
-    def call(*args: Tensor, **kwargs: Tensor) -> Tensor:
-        with torch.inference_mode():
-            return network(*args, **kwargs)
 
-    return _model(network, call, name, f"{name}-inference", device)
+def inference_only(device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False) -> Model:
+    """The same inside `torch.inference_mode`, where no gradient can be taken; never compiled."""
+
+    def wrap(network: nn.Module) -> Callable[..., Tensor]:
+        def call(*args: Tensor, **kwargs: Tensor) -> Tensor:
+            with torch.inference_mode():
+                return network(*args, **kwargs)
+
+        return call
+
+    return _model("inference", device, half=half, compiled=False, wrap=wrap)
+
+
+def guided_2(device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False) -> Model:
+    """The same under classifier-free guidance of scale 2."""
+    return _model("guidance-2", device, half=half, compiled=compiled, guidance=2.0)
+
+
+def guided_4(device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False) -> Model:
+    """The same of scale 4."""
+    return _model("guidance-4", device, half=half, compiled=compiled, guidance=4.0)
 
 
 def _model(
-    network: zoo.ZooNetwork, call: Callable[..., Tensor], name: str, title: str, device: torch.device | str
+    kind: str,
+    device: torch.device | str,
+    change: Callable[[nn.Module], nn.Module] = lambda network: network,
+    wrap: Callable[[nn.Module], Callable[..., Tensor]] = lambda network: network,
+    guidance: float = 1.0,
+    *,
+    half: bool,
+    compiled: bool,
 ) -> Model:
-    wrap, schedule = PARAMETERISATIONS[type(network)]
-    denoiser = ByLabel(call, wrap, network.num_classes)
-    return Model(denoiser, schedule(network), network.shape, device=device, name=title, condition=denoiser.label)
+    network = zoo.load("cifar10", device)
+    predict, schedule = PARAMETERISATIONS[type(network)]
+    shape, classes, process = network.shape, network.num_classes, schedule(network)
+    changed = change(network)
+    if half:
+        changed = changed.half().to(memory_format=torch.channels_last)
+    call = wrap(torch.compile(changed) if compiled else changed)  # type: ignore[arg-type]
+    denoiser = ByLabel(call, predict, classes, guidance)
+    return Model(denoiser, process, shape, device=device, name=f"cifar10-{kind}", condition=denoiser.label)

@@ -20,8 +20,8 @@ from steindiff.loop import sample
 from steindiff.seeding import noise
 from steindiff.solvers import Heun, Solver
 
-STREAM = 2**40
-"""Added noise comes from seed + STREAM · repetition: never from a seed that starts a sample."""
+FIRST, STREAM = 2**30, 2**24
+"""Added noise comes from seed + FIRST + STREAM · repetition: never from a seed that starts a sample."""
 
 
 def renoise(x: Tensor, s: Level, t: Level, unit: Tensor) -> Tensor:
@@ -75,6 +75,6 @@ class Restart:
         first, loop, rest = self.parts()
         x = sample(denoiser, noise(seeds, shape, first[0]).to(device), first, self.solver).x
         for repetition in range(1, self.repetitions + 1):
-            unit = noise([seed + STREAM * repetition for seed in seeds], shape, Level(0.0, 1.0, 1.0)).to(x)
+            unit = noise([seed + FIRST + STREAM * repetition for seed in seeds], shape, Level(0.0, 1.0, 1.0)).to(x)
             x = sample(denoiser, renoise(x, first[-1], loop[0], unit), loop, self.solver).x
         return sample(denoiser, x, rest, self.solver).x

@@ -10,6 +10,9 @@ from torch import Tensor
 from steindiff._checks import at_least
 from steindiff.levels import Level
 
+SEEDS = 2**32
+"""How many there are: PyTorch's generator on the CPU takes the rest of a larger one, which would be the same sample."""
+
 
 def in_batches(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
     """The seeds in parts of at most `batch`."""
@@ -21,7 +24,7 @@ def check_seeds(seeds: Sequence[int]) -> None:
     """Refuse seeds no generator takes.
 
     Raises:
-        ValueError: if there is none, or one is not a whole number from 0 to 2**63 − 1.
+        ValueError: if there is none, or one is not a whole number from 0 to 2**32 − 1.
         TypeError: if they are not a sequence.
     """
     if not hasattr(seeds, "__len__"):
@@ -29,8 +32,8 @@ def check_seeds(seeds: Sequence[int]) -> None:
     if len(seeds) == 0:
         raise ValueError("seeds must hold at least one, got none")
     for seed in (seeds[0], seeds[-1]) if isinstance(seeds, range) else seeds:
-        if isinstance(seed, bool) or int(seed) != seed or not 0 <= seed < 2**63:
-            raise ValueError(f"seeds must be whole numbers from 0 to 2**63 - 1, got {seed!r}")
+        if isinstance(seed, bool) or int(seed) != seed or not 0 <= seed < SEEDS:
+            raise ValueError(f"seeds must be whole numbers from 0 to 2**32 - 1, got {seed!r}")
 
 
 def noise(seeds: Sequence[int], shape: Sequence[int], level: Level, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -43,33 +44,60 @@ def captured(pipe: Any, call: dict[str, Any], solver: Solver | None = None, **op
     return capture(pipe, ours.scheduler_for(pipe.scheduler, solver or DPMSolverMultistep(2)), **options, **call)
 
 
+def in_dtype(call: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for key, value in call.items()
+    }
+
+
 # --- half precision -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "name", ["stable_diffusion_controlnet", "stable_diffusion_xl_inpaint_blended", "flux_controlnet"]
+    "name",
+    ["stable_diffusion_controlnet_guess", "stable_diffusion_xl_inpaint_blended", "stable_diffusion_controlnet_early"],
 )
 def test_wrong_denoisers_do_not_pass_in_half_precision(name: str, dtype: torch.dtype):
     """Rounding hides nothing: what could differ is compared before it goes through the network."""
     pipe, call = built(name)
-    call = {key: value.to(dtype) if isinstance(value, Tensor) else value for key, value in call.items()}
     with pytest.raises(ValueError, match=hosts.HOSTS[name].refused):
-        captured(pipe.to(dtype), call)
+        captured(pipe.to(dtype), in_dtype(call, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["stable_diffusion", "flux", "qwen_image", "lumina2", "wan", "krea2"])
+@pytest.mark.parametrize(
+    "name", ["stable_diffusion", "flux", "qwen_image", "lumina2", "wan", "krea2", "stable_diffusion_xl_controlnet"]
+)
 def test_right_denoisers_pass_in_half_precision(name: str, dtype: torch.dtype):
     pipe, call = built(name)
     expected = captured(pipe, call).network.guidance
-    call = {
-        key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for key, value in call.items()
-    }
-    found = captured(pipe.to(dtype), call).network
+    found = captured(pipe.to(dtype), in_dtype(call, dtype)).network
     assert found.guidance == expected
-    assert abs(found.calls[0].unit) in (1.0, 1e-3)
+    assert abs(found.calls[0].time.unit) in (1.0, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["stable_diffusion", "flux", "qwen_image", "lumina2", "wan"])
+def test_networks_are_told_bitwise_what_the_pipeline_tells_them_in_half_precision(name: str):
+    """Flux rounds t and then t/1000: rounded once, the time would be up to four of a thousand timesteps off."""
+    pipe, call = built(name)
+    call = in_dtype(call, torch.bfloat16)
+    time = captured(pipe.to(torch.bfloat16), call).network.calls[0].time
+    module = network_of(pipe)
+    told: list[Tensor] = []
+
+    def asked(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        told.append(torch.as_tensor(bound[names(module)[1]]).flatten()[0])
+
+    pipe.scheduler = ours.scheduler_for(pipe.scheduler, DPMSolverMultistep(2))
+    hook = module.register_forward_pre_hook(asked, with_kwargs=True)
+    pipe(**{**call, "num_inference_steps": 12, "output_type": "latent"})
+    hook.remove()
+    expected = time(pipe.scheduler.timesteps.double()).repeat_interleave(len(told) // len(pipe.scheduler.timesteps))
+    found = torch.stack(told).to(time.dtype)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0 if time.dtype == torch.bfloat16 else 1e-7)
 
 
 # --- steps that are not alike -------------------------------------------------------------------------------------

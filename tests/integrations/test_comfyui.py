@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,8 +20,11 @@ from comfy_stand_in import SHAPE, BaseModel, CFGGuider, DiscreteEPS, DualCFGGuid
 from torch import Tensor
 
 from problems import random_calibration
+from steindiff import sample
+from steindiff.calibrating import Recipe
 from steindiff.grids import Karras
 from steindiff.integrations.kdiffusion import sample_steindiff, sigmas_of
+from steindiff.levels import Levels
 from steindiff.schedules import EDM
 from steindiff.solvers import SOLVERS, DPMSolverMultistep
 
@@ -144,6 +148,74 @@ print(sorted(module.NODE_CLASS_MAPPINGS))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env={})
     assert "SteinDiffSampler" in done.stdout, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+class TestCalibrationsOfPipelines:
+    """One made in diffusers, replayed here, and the other way round."""
+
+    @staticmethod
+    def made(prediction: str) -> tuple[Any, Any, Any]:
+        """A pipeline, its denoiser, and a calibration of it that tells the network other levels."""
+        pytest.importorskip("diffusers")
+        pytest.importorskip("transformers")
+        import hosts
+
+        from steindiff.integrations import diffusers as ours
+        from steindiff.integrations.diffusers.capture import capture
+
+        pipe, call = hosts.HOSTS["stable_diffusion"].build()
+        call.pop("guidance_rescale", None)
+        pipe.scheduler.register_to_config(prediction_type=prediction)
+        recipe = Recipe(seeds=range(10**6, 10**6 + 4), search=None, steps=8, rivals=())
+        found = ours.calibrate(pipe, nfe=5, recipe=recipe, progress=False, **call)
+        assert found.conditions["prediction"] == prediction
+        schedule, levels = found.levels.schedule, list(found.levels)
+        for i in (1, 3):
+            told = 0.9 + 0.05 * i
+            levels[i] = levels[i]._replace(t=schedule.at(levels[i].lam - math.log(told)).t, told=told)
+        found = replace(found, levels=Levels(tuple(levels), schedule))
+        return pipe, capture(pipe, ours.scheduler_for(pipe.scheduler, found.solver), **call), found
+
+    def test_one_of_diffusers_replays_here_as_in_our_loop(self, nodes: ModuleType):
+        _, captured, calibration = self.made("epsilon")
+        schedule, network = captured.family.schedule, replace(captured.network, samples=(0, 1))
+
+        class Host(CFGGuider):
+            """The pipeline's network in ComfyUI's coordinates: it is asked for y = x/α at σ/α."""
+
+            def predict_noise(self, x: Tensor, sigma: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+                level = schedule.at(-math.log(float(sigma[0])))
+                return x - float(sigma[0]) * network(level.alpha * x, torch.full((len(x),), level.t))
+
+        guider = Host(Patcher(BaseModel(DiscreteEPS())))
+        found = run(nodes, guider, calibration, check=False)
+        first = calibration.levels[0]
+        expected = sample(
+            captured.denoiser((0, 1)),
+            noise() * first.sigma,
+            calibration.levels,
+            calibration.solver,
+            calibration.replay(),
+        ).x
+        assert guider.calls == 5
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    def test_one_of_another_prediction_is_refused(self, nodes: ModuleType):
+        *_, calibration = self.made("v_prediction")
+        with pytest.raises(ValueError, match="that works for noise prediction only"):
+            run(nodes, guider_of(), calibration, check=False)
+
+    def test_one_of_comfyui_is_refused_by_pipelines(self, nodes: ModuleType):
+        """It does not say of which network and guidance it is, and its levels are those of another process."""
+        pipe, *_ = self.made("epsilon")
+        from steindiff.integrations import diffusers as ours
+
+        calibration, *_ = calibrate(nodes, guider_of())
+        with pytest.raises(ValueError, match="does not record its network and guidance"):
+            ours.stabilize(pipe, calibration)
+        with pytest.raises(ValueError, match=r"stein_calibration: at t = .* but this VariancePreserving scheduler has"):
+            ours.stabilize(pipe, calibration, check=False)
 
 
 @pytest.mark.parametrize("sampling", [DiscreteEPS, FlowCONST])

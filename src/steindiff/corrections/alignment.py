@@ -94,8 +94,10 @@ class Groups:
     def means(self, values: Tensor) -> Tensor:
         """Every sample's group mean, `(N, *)`, of `values`, `(N, *)`; to the bit that of one process."""
         whole, groups = gather(values), self.whole.to(values.device)
-        means = [whole[groups == k].mean(0, dtype=torch.float64) for k in range(int(groups.max()) + 1)]
-        return torch.stack(means).to(values.dtype)[self.index.to(values.device)]
+        # One product, in one order on every device: sums by index are not, on a GPU.
+        member = torch.nn.functional.one_hot(groups).T.double()
+        means = member / member.sum(1, keepdim=True) @ whole.flatten(1).double()
+        return means[self.index.to(values.device)].reshape(values.shape).to(values.dtype)
 
 
 def combine(basis: Basis, weights: Tensor, features: Sequence[Tensor]) -> Tensor:
