@@ -1,7 +1,7 @@
 """Faults on purpose, for tests/test_production.py: `python tests/drills.py NAME … FOLDER`.
 
-The process imports everything once and forks for each drill, which forks the workers it kills. It prints a line a drill:
-its name, exit status, faults tried and held.
+The process imports everything once and forks for each drill, which forks the workers it kills. It prints a line a
+drill: its name, exit status, faults tried and held.
 """
 
 from __future__ import annotations

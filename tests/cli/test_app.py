@@ -237,7 +237,8 @@ def test_brackets_are_not_markup(steindiff, tmp_path, monkeypatch, capsys):
 LOADED = """
 import sys
 {code}
-print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"matplotlib", "PIL", "rich", "diffusers", "sklearn"}}))
+heavy = {{"matplotlib", "PIL", "rich", "diffusers", "sklearn"}}
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & heavy))
 """
 
 
