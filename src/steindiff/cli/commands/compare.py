@@ -25,6 +25,7 @@ from steindiff.comparison import REFERENCE, CompareOptions, Comparison, compare,
 from steindiff.report import write
 from steindiff.report.build import results as as_json
 from steindiff.report.page import BLUR, best
+from steindiff.solvers import SOLVERS
 from steindiff.yardsticks import YARDSTICKS
 
 EXAMPLES = (
@@ -122,8 +123,8 @@ def command(
 ) -> None:
     """Sample the same seeds without and with SteinDiff; print the numbers, write a report.
 
-    Rows: the plain solver on the EDM and the log-SNR grid, the paper's relaxation, Stein calibration, and a many-step
-    reference.
+    Rows: the plain solver on the EDM and the log-SNR grid, the paper's relaxation (of UniPC-3 where the solver is
+    DPM-Solver++, whose steps it does not change), Stein calibration, and a many-step reference.
     """
     nfes = options.numbers("nfe", nfe)
     place = options.device(device)
@@ -140,7 +141,7 @@ def command(
             nfes,
             seeds,
             solver=solver,
-            methods=default_methods() | {"calibrated": replayed},
+            methods=default_methods(SOLVERS.resolve("solver", solver)) | {"calibrated": replayed},
             yardstick=named("features", features, YARDSTICKS)(subject),
             options=CompareOptions(batch=batch, lipschitz_seeds=int(lipschitz), listener=Watch(bar, task)),
         )
