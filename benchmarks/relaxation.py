@@ -25,7 +25,6 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from intervals import Distance, difference, distance
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
 from steindiff.averages import OverBatch, PerSample
@@ -58,6 +57,7 @@ from steindiff.diagnostics import (
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics.frechet import Moments, frechet_distance
+from steindiff.metrics.intervals import Distance, difference, distance
 from steindiff.probes import JVP, VJP, Adaptive, Analytic, FiniteDifference, Normal, Rademacher, memory_per_sample
 from steindiff.sampler import levels_for as budget
 from steindiff.solvers import DPMSolverMultistep, Solver

@@ -118,7 +118,7 @@ def test_a_reference_run_counts_its_cost(name: str):
 
 def test_a_guided_reference_run_counts_both_networks():
     guided = Guided(gaussian().denoiser, gaussian().denoiser, 2.0)
-    subject = Model(guided, EDM(), tuple(gaussian().denoiser.mean.shape), dtype=FLOAT)
+    subject = Model(guided, EDM(), tuple(gaussian().denoiser.mean.shape), dtype=FLOAT).trust()
     assert reference_run(subject, range(6), steps=5, batch=3).network_calls == guided.calls == 2 * 2 * 5
 
 
@@ -266,7 +266,7 @@ def test_a_sampler_refuses_another_model_guidance_or_shape_unless_told_not_to(fo
 
 
 def test_the_model_is_recognised_by_one_evaluation_once(found: Calibration):
-    subject = model(EDM())
+    subject = model(EDM()).trust()
     first = found.sampler()(subject, range(2))
     assert subject.denoiser.calls == first.network_calls + 1
     found.sampler()(subject, range(2))

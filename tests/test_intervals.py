@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from steindiff.metrics.frechet import Moments, frechet_distance
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from intervals import Difference, difference, distance
+from steindiff.metrics.intervals import Difference, bias, difference, distance
 
 
 def draw(num: int, seed: int, stretch: float = 1.3) -> torch.Tensor:
@@ -53,3 +48,18 @@ def test_fewer_samples_than_features_are_no_error():
     found = distance(draw(4, 3), REFERENCE)
     assert found.value == pytest.approx(frechet_distance(REFERENCE, Moments.of(draw(4, 3))))
     assert found.error > 0
+
+
+def test_samples_of_one_image_count_as_one():
+    """Features of several places of an image depend on each other: repeated eightfold they say no more."""
+    alone = distance(draw(400, 1), REFERENCE)
+    repeated = distance(draw(400, 1).repeat_interleave(8, 0), REFERENCE, images=400)
+    assert repeated.error == pytest.approx(alone.error, rel=0.01)
+    assert len(repeated.influence) == 400
+
+
+def test_the_bias_of_few_samples_is_that_of_repetitions():
+    reference = Moments.of(draw(50_000, 0))
+    found = [(distance(draw(60, seed), reference).value, bias(draw(60, seed), reference)) for seed in range(1, 101)]
+    value, guessed = torch.tensor(found).mean(0).tolist()
+    assert guessed == pytest.approx(value, rel=0.3)  # both sets have the same distribution: all of it is bias

@@ -159,3 +159,16 @@ def test_published_weights_rank_distortions():
     assert distances[0] < distances[1] < distances[2]
     assert 0.0 < float(distances[0]) < 0.5
     assert float(distances[2]) < 2.0
+
+
+def test_a_comparison_shows_it_where_weights_are_at_hand():
+    from steindiff.comparison import Yardstick
+    from steindiff.metrics import RandomFeatures
+
+    a, b = (torch.rand(70, 1, 16, 16, generator=torch.Generator().manual_seed(k)) * 2 - 1 for k in (0, 1))
+    network = LPIPS(((4,), (4,))).eval().requires_grad_(False)
+    yardstick = Yardstick(RandomFeatures(1), lpips=network)
+    assert yardstick.perceived(a, a) == 0.0
+    assert yardstick.perceived(a, b) == pytest.approx(float(network(a, b).mean()))
+    assert yardstick.perceived(a[..., :8, :8], b[..., :8, :8]) is None
+    assert Yardstick(RandomFeatures(1)).perceived(a, b) is None

@@ -123,6 +123,21 @@ def test_a_finished_set_is_left_alone(folder: Path):
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
+@pytest.mark.parametrize("begun", [8, 10], ids=["whole shards", "a part of a shard"])
+def test_a_set_can_be_made_larger(tmp_path: Path, whole: Path, begun: int):
+    assert make(tmp_path, begun) == (begun, 0)
+    told = []
+    assert make(tmp_path, listener=Ears(note=told.append)) == (10, 8)
+    assert told == []
+    assert files(tmp_path) == files(whole)
+    with pytest.raises(ValueError, match="other labels"):
+        make(tmp_path, 20, labels=lambda seed: 0)
+    with pytest.raises(ValueError, match="labels: "):
+        make(tmp_path, 20, labels=None)
+    with pytest.raises(ValueError, match="batch: 3, not 2"):
+        make(tmp_path, 20, batch=2)
+
+
 def test_progress_is_told(tmp_path: Path):
     total, done = [], []
     make(tmp_path, listener=Ears(begin=total.append, advance=done.append))
@@ -201,7 +216,7 @@ def resum(path: Path, data: bytes) -> None:
 
 
 DIFFERENT = {
-    "seeds.count: 18, not 19": {"count": 19},
+    "seeds.count: 18, not 17": {"count": 17},
     "shard_size: 4, not 5": {"size": 5},
     "batch: 3, not 2": {"batch": 2},
     "labels: ": {"labels": None},

@@ -5,7 +5,7 @@ Every number is measured on the images of this very run, nothing is looked up:
 - own distance: Fréchet distance of features to the model's own many-step samples *of other seeds*, beside its floor,
   the distance of two sets of many-step samples. Sharpening cannot lower it; this is the number to judge by;
 - Fréchet distance to real images, where their statistics ship with the model;
-- PSNR and root mean square distance to the same seed's many-step image. Mean-square error rewards blur: among all
+- PSNR, LPIPS and root mean square distance to the same seed's many-step image. Mean-square error rewards blur: of all
   guesses the average of the plausible images has the smallest error, and an average is blurred;
 - energy ratio: power in the upper half of the frequencies over that of the many-step images. Blur is below 1;
 - spread: standard deviation of samples of the same condition over that of the many-step samples. Collapse is below 1;
@@ -38,8 +38,10 @@ from steindiff.grids import GRIDS
 from steindiff.grids.base import Grid
 from steindiff.levels import Levels
 from steindiff.loop import StepInfo, sample
-from steindiff.metrics.frechet import Moments, frechet_distance
+from steindiff.metrics.frechet import Moments
+from steindiff.metrics.intervals import distance
 from steindiff.metrics.likeness import psnr, spread
+from steindiff.metrics.lpips import LPIPS, SMALLEST
 from steindiff.metrics.random_features import RandomFeatures
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
@@ -70,10 +72,25 @@ class Yardstick(NamedTuple):
     Attributes:
         features: of images.
         reference: their moments on real images, if known.
+        lpips: the network of LPIPS, if its weights are at hand.
     """
 
     features: Features
     reference: Moments | None = None
+    lpips: LPIPS | None = None
+
+    def see(self, images: Tensor) -> Tensor:
+        """The features of images `(N, C, H, W)`."""
+        with torch.no_grad():
+            return torch.cat([self.features(part).cpu() for part in images.split(64)])
+
+    def perceived(self, images: Tensor, limit: Tensor) -> float | None:
+        """Mean LPIPS of images to others in [−1, 1], `(N, C, H, W)`; None without weights, or for small images."""
+        if self.lpips is None or min(images.shape[-2:]) < SMALLEST:
+            return None
+        device = next(self.lpips.parameters()).device
+        pairs = zip(images.to(device).split(64), limit.to(device).split(64), strict=True)
+        return float(torch.cat([self.lpips(a, b) for a, b in pairs]).mean())
 
 
 class Method(ABC):
@@ -161,6 +178,11 @@ REFERENCE_SOLVER = SOLVERS["dpmpp-2m"]
 """Its solver, whichever is compared: with many steps all that converge make the same of a model."""
 
 
+def many_steps(nfe: int) -> Sampler:
+    """The sampler of the reference."""
+    return Sampler(REFERENCE_SOLVER, GRIDS["edm-to-zero"], nfe)
+
+
 @dataclass(frozen=True)
 class CompareOptions:
     """How a comparison runs.
@@ -170,12 +192,14 @@ class CompareOptions:
         reference_nfe: evaluations of the many-step reference (DPM-Solver++(2M), EDM grid).
         lipschitz_seeds: on how many seeds Lipschitz constants are measured; 0 leaves them out.
         listener: told what happens.
+        pictures: samples to images in [−1, 1], such as an autoencoder's decoder; None: samples are images.
     """
 
     batch: int = 16
     reference_nfe: int = 24
     lipschitz_seeds: int = 1
     listener: Listener = field(default_factory=Listener)
+    pictures: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         at_least("batch", self.batch, 1)
@@ -204,14 +228,20 @@ def run(model: Model, sampler: Sampler, seeds: Sequence[int], effort: float, opt
             told.advance(size * effort * (sampler.nfe or 0) / info.steps)
 
     parts = list(sampler.batches(model, seeds, options.batch, on_step=on_step))
+    pictures = options.pictures or (lambda x: x)
     first = parts[0].result
     return Run(
-        torch.cat([part.result.x.clamp(-1, 1).cpu() for part in parts]),
+        torch.cat([pictures(part.result.x).clamp(-1, 1).cpu() for part in parts]),
         first.network_calls,
         first.backward_passes,
         sum(part.seconds for part in parts),
         gammas(first.statistics),
     )
+
+
+def other(seeds: Sequence[int]) -> list[int]:
+    """As many other seeds, none of which is compared."""
+    return [seed + OTHER_SEEDS for seed in seeds]
 
 
 def gammas(statistics: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
@@ -230,9 +260,11 @@ class Row:
         title: as printed.
         nfe: evaluations of the denoiser.
         honest: Fréchet distance to the model's own many-step samples of other seeds.
+        honest_interval: two standard errors of it either side, over the images.
         frechet: Fréchet distance to real images; None where their statistics are not known.
         distance: root mean square distance to the many-step image of the same seed.
         psnr: the same in decibels; infinite for the reference itself.
+        lpips: perceptual distance to that image; None where the weights are not at hand.
         energy_ratio: high-frequency power over that of the many-step images.
         spread: spread within a condition over that of the many-step images.
         network_calls: for each image (guidance makes it more than `nfe`).
@@ -251,9 +283,11 @@ class Row:
     title: str
     nfe: int
     honest: float
+    honest_interval: tuple[float, float]
     frechet: float | None
     distance: float
     psnr: float
+    lpips: float | None
     energy_ratio: float
     spread: float
     network_calls: int
@@ -358,7 +392,7 @@ def compare(
     for name, nfe in (key for key, sampler in planned.items() if sampler is None):
         told.note(f"{table[name].title}: no calibration of {model.name} for this solver at {nfe} evaluations, left out")
     fine_nfe = options.reference_nfe
-    fine = Sampler(REFERENCE_SOLVER, GRIDS["edm-to-zero"], fine_nfe)
+    fine = many_steps(fine_nfe)
     kept = {key: sampler for key, sampler in planned.items() if sampler is not None} | {(REFERENCE, fine_nfe): fine}
     titles = {name: method.title for name, method in table.items()} | {REFERENCE: f"many steps ({fine_nfe})"}
     efforts = {name: method.effort for name, method in table.items()} | {REFERENCE: 1.0}
@@ -372,18 +406,19 @@ def compare(
     next(Sampler(REFERENCE_SOLVER, warm).batches(model, seeds, options.batch))
 
     runs = {(name, nfe): run(model, sampler, seeds, efforts[name], options) for (name, nfe), sampler in kept.items()}
-    others = run(model, fine, [seed + OTHER_SEEDS for seed in seeds], 1.0, options).images
+    others = run(model, fine, other(seeds), 1.0, options).images
     probed = seeds[: options.lipschitz_seeds]
     constants = {key: lipschitz(model, kept[key].solver, levels[key], probed, told) for key in watched}
     limit = runs[REFERENCE, fine_nfe].images
-    features, real = yardstick
-    target = Moments.stream(others.split(64), features)
+    real = yardstick.reference
+    target = Moments.of(yardstick.see(others))
     full = high_frequency_power(spectrum(limit))
     conditions = [model.condition_of(seed) for seed in seeds]
     rows = []
     for (name, nfe), result in runs.items():
         key = (name, nfe)
-        moments, power = Moments.stream(result.images.split(64), features), spectrum(result.images)
+        seen, power = yardstick.see(result.images), spectrum(result.images)
+        own = distance(seen, target, len(seeds))
         correction = kept[key].correction
         steps = correction.steps if isinstance(correction, Replay) else ()
         rows.append(
@@ -391,10 +426,12 @@ def compare(
                 method=name,
                 title=titles[name],
                 nfe=nfe,
-                honest=frechet_distance(target, moments),
-                frechet=None if real is None else frechet_distance(real, moments),
+                honest=own.value,
+                honest_interval=own.interval,
+                frechet=None if real is None else distance(seen, real).value,
                 distance=float((result.images - limit).square().mean().sqrt()),
                 psnr=psnr(result.images, limit),
+                lpips=None if name == REFERENCE else yardstick.perceived(result.images, limit),
                 energy_ratio=high_frequency_power(power) / full,
                 spread=spread(result.images, limit, conditions),
                 network_calls=result.network_calls,
@@ -414,7 +451,7 @@ def compare(
         solver=SOLVERS.name_of(solver) or repr(solver),
         seeds=tuple(seeds),
         settings={"seconds in all": round(time.perf_counter() - begun, 1)},
-        features=features.name,
+        features=yardstick.features.name,
         floor=rows[-1].honest,
         rows=tuple(rows),
         images=tuple(result.images for result in runs.values()),

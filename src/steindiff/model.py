@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +24,9 @@ DenoiserFor = Callable[[Sequence[int]], Denoiser]
 
 SAME_MODEL = 0.02
 """Relative difference up to which two fingerprints are one model's: half precision passes, another model does not."""
+
+STILL_NOISE = 0.4
+"""D of pure noise is wrong if it is this large against the noise: 0.02 is usual; a DDPM network under VP(): 0.66."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,7 @@ class Model:
     dtype: torch.dtype = torch.float32
     name: str = "model"
     condition: Callable[[int], Hashable] | None = None
+    _trusted: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_denoiser(self.denoiser)
@@ -83,6 +88,22 @@ class Model:
         if not isinstance(made, Denoiser):
             raise TypeError(f"denoiser must return a Denoiser for given seeds, got {type(made).__name__}")
         return made
+
+    def trust(self) -> Model:
+        """Return this model, its network no longer to be checked: for random weights, or data of an unusual scale."""
+        object.__setattr__(self, "_trusted", True)
+        return self
+
+    def check_once(self, seeds: Sequence[int]) -> None:
+        """Warn if the network cannot be right on its schedule; two evaluations of a batch, the first time only."""
+        doubt = "" if self._trusted else mismatch(self, seeds)
+        self.trust()
+        if doubt:
+            warnings.warn(
+                f"{self.name}: the network does not fit its wrapper and schedule: {doubt}; see docs/your-network.md, "
+                "or call model.trust() if the weights are random",
+                stacklevel=3,
+            )
 
     def noise(self, seeds: Sequence[int], level: Level) -> Tensor:
         """Initial states σ ε at a level, `(len(seeds), *shape)`, each from its own seed, on the model's device."""
@@ -112,6 +133,32 @@ class Model:
             d = self.denoiser_for([0])(x.to(self.device), level).double().cpu().flatten()
         directions = torch.randn(8, len(d), generator=torch.Generator().manual_seed(8), dtype=torch.float64)
         return tuple(round(v, 6) for v in (directions @ d / len(d) ** 0.5).tolist())
+
+
+@torch.no_grad()
+def mismatch(model: Model, seeds: Sequence[int]) -> str:
+    r"""What is wrong with D(σ ε, level) at the strongest noise, in words; empty where it may be right.
+
+    There x says next to nothing of x*, so a right D has the size of data, ‖D‖ ≪ ‖x/α‖; a network that was told
+    another time, or predicts something else, leaves noise in D. Where D is ε itself, as strong at half the noise, the
+    network's output was taken for an image. (A Gaussian's D is a multiple of ε, too, but doubles.)
+    """
+    schedule, denoiser = model.schedule.finite_start(), model.denoiser_for(seeds)
+    high = schedule.level(schedule.t_max)
+    answers = []
+    for level in (high, schedule.at(high.lam + math.log(2.0))):
+        x = model.noise(seeds, level)
+        eps, d = (v.cpu().double().flatten() for v in (x / level.sigma, denoiser(x, level)))
+        answers.append((float(d.norm() / eps.norm()), float(d @ eps / eps.square().sum())))
+    (size, share), (_, half) = answers
+    if size > STILL_NOISE * high.ratio:
+        return (
+            f"at σ/α = {high.ratio:.3g} its denoised image is as large as {size / high.ratio:.0%} of the noise; a DDPM "
+            "network takes Discrete.linear(), not VP(), and one that predicts v or the image takes Velocity or X0"
+        )
+    if all(abs(k) > 0.9 * s for s, k in answers) and 0.5 <= abs(share) <= 2.0 and 0.8 <= half / share <= 1.25:
+        return "its denoised image of pure noise is that noise; a network that predicts noise takes Epsilon"
+    return ""
 
 
 def fingerprint_gap(one: Sequence[float], other: Sequence[float]) -> float:

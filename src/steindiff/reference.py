@@ -186,6 +186,7 @@ def reference_run(
         )
     # Whole batches, so that each is what one process alone would evaluate.
     own = tuple(seed for part in rank().slice(batches) for seed in part)
+    model.check_once(own[:batch])
     denoiser = model.denoiser_for(own, batch)
     calls = denoiser.calls
     x = model.noise(own, levels[0])

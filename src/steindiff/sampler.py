@@ -203,6 +203,7 @@ class Sampler:
                 state = initial(part) if coming is None else coming.result()
                 coming = thread.submit(initial, todo[1]) if len(todo) > 1 else None
                 try:
+                    model.check_once(part)
                     begun = time.perf_counter()
                     x = state.to(model.device, non_blocking=True)
                     result = sample(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from steindiff import datasets
 from steindiff.comparison import Yardstick
-from steindiff.metrics import InceptionFeatures, RandomFeatures, references
+from steindiff.metrics import LPIPS, InceptionFeatures, RandomFeatures, references
 from steindiff.model import Model
 from steindiff.pixels import to_uint8
 
@@ -40,17 +40,23 @@ class InceptionPool:
         return features
 
 
-def by_random_features(model: Model) -> Yardstick:
+def lpips(model: Model) -> LPIPS | None:
+    """The network of LPIPS where its weights are in the cache: a comparison downloads nothing."""
+    path = datasets.cache() / datasets.LPIPS_FILE
+    return LPIPS.load(path, model.device) if path.is_file() else None
+
+
+def by_random_features(model: Model, channels: int) -> Yardstick:
     """Nothing to download; meaningful from some dozens of images on."""
     path = MOMENTS / f"{model.name}.npz"
-    return Yardstick(RandomFeatures(model.shape[0]), references.read(path) if path.exists() else None)
+    return Yardstick(RandomFeatures(channels), references.read(path) if path.exists() else None, lpips(model))
 
 
-def by_inception(model: Model) -> Yardstick:
+def by_inception(model: Model, channels: int) -> Yardstick:
     """FID, with statistics of real images where they ship."""
     path = references.FOLDER / f"{model.name}-train.npz"
-    return Yardstick(InceptionPool(model.device), references.read(path) if path.exists() else None)
+    return Yardstick(InceptionPool(model.device), references.read(path) if path.exists() else None, lpips(model))
 
 
-YARDSTICKS: dict[str, Callable[[Model], Yardstick]] = {"random": by_random_features, "inception": by_inception}
-"""What the command line's `--features` takes."""
+YARDSTICKS: dict[str, Callable[[Model, int], Yardstick]] = {"random": by_random_features, "inception": by_inception}
+"""What the command line's `--features` takes: of a model and the channels of its images."""

@@ -10,7 +10,6 @@ import torch
 
 import toys
 from steindiff.calibration import Calibration
-from steindiff.cli import options
 from steindiff.cli.app import run
 from steindiff.cli.options import MODELS
 from steindiff.denoisers import Guided
@@ -57,7 +56,7 @@ def steindiff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) ->
     monkeypatch.setitem(MODELS, "digits", digits)
     monkeypatch.setitem(MODELS, "hungry", hungry(4))
     monkeypatch.setitem(MODELS, "starving", hungry(0))
-    monkeypatch.setattr(options, "shipped_calibration", shipped)
+    monkeypatch.setattr("steindiff.cli.commands.compare.shipped_calibration", shipped)
 
     def call(line: str) -> Outcome:
         code = run(line.split())

@@ -141,11 +141,11 @@ def test_disk_full_at_the_end(steindiff, tmp_path, monkeypatch):
 
 
 def test_batch_is_halved(steindiff, tmp_path):
-    done = steindiff(f"compare --model hungry --num 10 --batch 16 --nfe 3 --json --out {tmp_path}")
+    done = steindiff(f"compare --model hungry --num 10 --batch 16 --nfe 3 --quick --json --out {tmp_path}")
     assert done.code == 0
     halvings = {line for line in done.err.splitlines() if "halved" in line}
-    assert halvings == {f"steindiff: out of memory: the batch of {size} is halved" for size in (10, 5)}
-    small = steindiff(f"compare --model hungry --num 10 --batch 2 --nfe 3 --json --out {tmp_path}")
+    assert halvings == {f"steindiff: out of memory: the batch of {size} is halved" for size in (16, 10, 8, 5)}
+    small = steindiff(f"compare --model hungry --num 10 --batch 2 --nfe 3 --quick --json --out {tmp_path}")
     for row, other in zip(json.loads(done.out)["rows"], json.loads(small.out)["rows"], strict=True):
         assert row["distance"] == pytest.approx(other["distance"], abs=1e-5)
 

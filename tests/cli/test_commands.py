@@ -57,10 +57,13 @@ def test_compare_by_fid(steindiff, tmp_path, monkeypatch):
     assert "features = 'beauty' is not known" in wrong.err
 
 
-def test_compare_says_what_is_left_out(steindiff, tmp_path):
-    done = steindiff(f"compare --model hungry --num 4 --batch 4 --out {tmp_path}")
+def test_compare_says_what_it_calibrates(steindiff, tmp_path):
+    done = steindiff(f"compare --model hungry --num 4 --batch 4 --quick --json --out {tmp_path}")
     assert done.code == 0
-    assert "no calibration of hungry" in done.err
+    assert "no calibration of hungry is at hand for dpmpp-2m at 5 evaluations: calibrating on 12 seeds" in done.err
+    found = json.loads(done.out)
+    assert [row["method"] for row in found["rows"]] == ["edm", "logsnr", "calibrated", "reference"]
+    assert found["settings"]["calibrated now"] == "[5], 12 seeds"
 
 
 def bytes_of(folder):
@@ -87,12 +90,20 @@ def test_sample_goes_on_and_ends_with_the_same_bytes(steindiff, tmp_path):
 def test_sample_refuses_other_settings(steindiff, tmp_path):
     assert steindiff(f"{SAMPLE} --out {tmp_path}").code == 0
     whole = bytes_of(tmp_path)
-    for other, says in (("--nfe 4", "recipe.nfe: 3, not 4"), ("--num 6", "count: 5, not 6"), ("--batch 1", "batch: 2")):
+    for other, says in (("--nfe 4", "recipe.nfe: 3, not 4"), ("--num 4", "count: 5, not 4"), ("--batch 1", "batch: 2")):
         done = steindiff(f"{SAMPLE} --out {tmp_path} {other}")
         assert done.code == 1
         assert says in done.err
         assert done.err.count("\n") == 1
     assert bytes_of(tmp_path) == whole
+
+
+def test_sample_makes_a_set_larger(steindiff, tmp_path):
+    assert steindiff(f"{SAMPLE} --out {tmp_path / 'a'}").code == 0
+    larger = steindiff(f"{SAMPLE} --num 9 --out {tmp_path / 'a'}")
+    assert "were there" in larger.out
+    assert steindiff(f"{SAMPLE} --num 9 --out {tmp_path / 'b'}").code == 0
+    assert bytes_of(tmp_path / "a") == bytes_of(tmp_path / "b")
 
 
 def test_sample_as_plain_files(steindiff, tmp_path):
@@ -132,11 +143,12 @@ def test_calibrate_then_sample(steindiff, tmp_path):
     wrong = steindiff(f"sample --model digits --guidance 2 --calibration {path} --num 2 --out {tmp_path / 'other'}")
     assert "guidance: measured with 1.0, asked for 2.0" in wrong.err
     done = steindiff(
-        f"compare --model hungry --nfe 3,4 --num 4 --batch 4 --calibration {path} --json --out {tmp_path / 'c'}"
+        f"compare --model hungry --nfe 3,4 --num 4 --batch 8 --quick --calibration {path} --json --out {tmp_path / 'c'}"
     )
     titles = [(row["title"], row["nfe"]) for row in json.loads(done.out)["rows"]]
-    assert ("calibrated", 4) in titles
-    assert ("calibrated", 3) not in titles
+    assert {("calibrated", 3), ("calibrated", 4)} <= set(titles)
+    assert "at hand for dpmpp-2m at 3 evaluations: calibrating on 12 seeds now" in done.err
+    assert "the batch of 8 is halved" in done.err
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 99}'])
@@ -175,6 +187,46 @@ def test_evaluate(steindiff, tmp_path, monkeypatch):
     assert "fid" in steindiff(f"evaluate {tmp_path / 'a'} --reference {tmp_path / 'b'} --metrics fid").out
 
 
+def test_fid_of_few_images_says_by_how_much_they_raise_it(steindiff, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate.Evaluation, "inception", Pooled())
+    steindiff(f"sample --model digits --method edm --num 20 --out {tmp_path / 'a'}")
+    steindiff(f"sample --model digits --method logsnr --num 20 --seed 40 --out {tmp_path / 'b'}")
+    done = steindiff(f"evaluate {tmp_path / 'a'} --reference {tmp_path / 'b'} --metrics fid --json")
+    (remark,) = json.loads(done.out)["remarks"]
+    assert remark.startswith("fid: 20 images raise it by about")
+    assert remark in " ".join(done.err.split())
+    low, high = (float(part) for part in remark.split("would give ")[1].split(";")[0].split(" to "))
+    assert low <= json.loads(done.out)["fid"] <= high
+
+
+def test_evaluate_against_the_models_own_samples(steindiff, tmp_path, monkeypatch):
+    def unavailable():
+        raise datasets.Unavailable("no network")
+
+    monkeypatch.setattr(datasets, "inception", unavailable)
+    monkeypatch.setattr(datasets, "lpips", unavailable)
+    found = {}
+    for name, method in (("fine", "--nfe 24 --method edm"), ("coarse", "--nfe 3 --method edm")):
+        steindiff(f"sample --model digits {method} --num 40 --npz --out {tmp_path / name}")
+        done = steindiff(f"evaluate {tmp_path / name} --metrics own --json")
+        found[name] = json.loads(done.out)["own"]
+        assert "lpips: not measured: no network" in done.err
+        assert "own: random features of 40 images; as many others would give" in done.err
+    fine, coarse = found["fine"], found["coarse"]
+    assert fine["floor"] == pytest.approx(coarse["floor"])
+    assert abs(fine["distance"] - fine["floor"]) < 0.05 * fine["floor"]
+    assert coarse["distance"] > 1.2 * coarse["floor"]
+    assert coarse["psnr"] < fine["psnr"]
+    assert fine["spread"] == pytest.approx(1, abs=0.02)
+    archive = tmp_path / "coarse" / "images.npz"
+    assert "own: not measured: needs --model" in steindiff(f"evaluate {archive} --metrics own").err
+    named = json.loads(steindiff(f"evaluate {archive} --metrics own --model digits --json").out)["own"]
+    assert named.keys() == {"distance", "floor"}
+    assert named["distance"] == pytest.approx(coarse["distance"], rel=1e-4)
+    other = steindiff(f"evaluate {tmp_path / 'coarse'} --metrics own --model hungry --batch 4")
+    assert "own" in other.err
+
+
 def test_fid_streams(steindiff, tmp_path, monkeypatch):
     seen = []
 
@@ -185,6 +237,7 @@ def test_fid_streams(steindiff, tmp_path, monkeypatch):
 
     monkeypatch.setattr(evaluate.Evaluation, "inception", Watched())
     monkeypatch.setattr(evaluate, "gather", None)  # only measures that need all features may call it
+    monkeypatch.setattr(evaluate, "FEW", 0)
     steindiff(f"{SAMPLE} --out {tmp_path}")
     done = steindiff(f"evaluate {tmp_path} --reference {tmp_path} --metrics fid --batch 2 --json")
     assert json.loads(done.out)["fid"] == pytest.approx(0, abs=1e-6)

@@ -959,3 +959,33 @@ def test_networks_in_training_mode_are_refused():
     torch.manual_seed(0)
     with pytest.raises(ValueError, match=r"cannot be rebuilt|in evaluation mode"):
         ours.calibrate(pipe, nfe=4, class_labels=[1, 2, 3, 4, 5, 6, 7, 8], guidance_scale=4.0, **QUICK)
+
+
+def test_a_report_of_ones_own_pipeline(tmp_path):
+    """Prompts are captions, every row has the same seeds, and the pipeline is as before."""
+    from steindiff.report import write
+
+    pipe = tiny.stable_diffusion(prompts=True)
+    before, prompts = pipe.scheduler, ["a fox", "a lake"]
+    made = ours.calibrate(pipe, prompts, nfe=[3, 4], **QUICK, guidance_scale=3.0)
+    found = ours.report(pipe, made, prompts, seeds=range(3), many=6, progress=False, guidance_scale=3.0)
+    assert pipe.scheduler is before
+    assert [(entry.title, entry.nfe) for entry in found.entries] == [
+        ("plain", 3),
+        ("plain", 4),
+        ("calibrated", 3),
+        ("calibrated", 4),
+        ("many steps (6)", 6),
+    ]
+    assert list(found.captions) == ["a fox", "a lake", "a fox"]
+    with ours.stabilize(pipe, made):
+        again = pipe("a lake", num_inference_steps=4, guidance_scale=3.0, generator=torch.Generator().manual_seed(1))
+    assert again.images[0].tobytes() == found.entries[3].images[1].tobytes()
+    page, *_ = write(found, tmp_path)
+    assert "a lake" in page.read_text(encoding="utf-8")
+
+
+def test_a_report_without_prompts_or_images():
+    pipe = tiny.ddpm()
+    made = ours.calibrate(pipe, nfe=3, **QUICK, batch_size=2)
+    assert len(ours.report(pipe, made, seeds=[4, 5], many=4, progress=False).entries) == 3

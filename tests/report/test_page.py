@@ -97,10 +97,11 @@ def test_command_is_shown_and_not_repeated(comparison):
 
 def test_new_fields_of_a_row_need_no_edit(comparison):
     """Fields that only some comparisons have become columns, intervals stay with their number."""
-    fields = [("honest_interval", tuple), ("sharpness", float)]
+    fields = [("sharpness", float)]
     wider = dataclasses.make_dataclass("Row", fields, bases=(type(comparison.rows[0]),), frozen=True, kw_only=True)
     rows = [
-        wider(**vars(row), honest_interval=(row.honest - 1, row.honest + 1), sharpness=0.5) for row in comparison.rows
+        wider(**vars(row) | {"honest_interval": (row.honest - 1, row.honest + 1)}, sharpness=0.5)
+        for row in comparison.rows
     ]
     found = content(report_of(dataclasses.replace(comparison, rows=tuple(rows))))
     titles = [column["title"] for column in found["columns"]]

@@ -14,18 +14,27 @@ import steindiff.model
 from steindiff import zoo
 from steindiff._checks import at_least
 from steindiff._devices import available
-from steindiff._discovery import named
 from steindiff.calibration import Calibration
 from steindiff.cli.process_group import own_gpu
-from steindiff.comparison import Calibrated, default_methods
 from steindiff.grids import GRIDS
-from steindiff.models import load, shipped_calibration
+from steindiff.models import load
 from steindiff.solvers import SOLVERS
 
 MODELS: dict[str, Callable[..., steindiff.model.Model]] = {name: partial(load, name) for name in zoo.names()}
 """What `--model` takes: name → function of `guidance`, `device` and `compiled`."""
 
-Model = Annotated[str, typer.Option(help=f"Embedded model: {', '.join(MODELS)}.", autocompletion=lambda: list(MODELS))]
+Model = Annotated[
+    str,
+    typer.Option(
+        help=f"Embedded model ({', '.join(MODELS)}), folder or hub id of a diffusers pipeline, exported network "
+        "FILE.pt2:PREDICTS:SCHEDULE, or module:name, a Model or a function that returns one (its code is run).",
+        autocompletion=lambda: list(MODELS),
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", help="Prompt or class label of a pipeline; several are dealt out by seed."),
+]
 Solver = Annotated[
     str,
     typer.Option(
@@ -40,12 +49,6 @@ Seed = Annotated[int, typer.Option(help="First seed; image i has seed SEED + i."
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.")]
 Guidance = Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model.")]
 Batch = Annotated[int, typer.Option(help="Images evaluated together.")]
-Method = Annotated[
-    str,
-    typer.Option(
-        help=f"How to sample: {', '.join(default_methods())}.", autocompletion=lambda: list(default_methods())
-    ),
-]
 Calibrations = Annotated[
     list[Path] | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")
 ]
@@ -93,13 +96,8 @@ def seeds(num: int, seed: int) -> range:
     return range(seed, seed + num)
 
 
-def model(name: str, guidance: float, device_name: str, *, compiled: bool = False) -> steindiff.model.Model:
-    """The model meant, on its device."""
-    return named("model", name, MODELS)(guidance=guidance, device=device(device_name), compiled=compiled)
-
-
-def calibrated(model: steindiff.model.Model, paths: Sequence[Path]) -> tuple[Calibrated, list[Calibration]]:
-    """The method that replays calibrations from files before the shipped ones, and what the files held.
+def calibrations(model: steindiff.model.Model, paths: Sequence[Path]) -> list[Calibration]:
+    """What files hold for a model.
 
     Raises:
         ValueError: if a file is damaged or was measured for something else.
@@ -110,7 +108,4 @@ def calibrated(model: steindiff.model.Model, paths: Sequence[Path]) -> tuple[Cal
             own.check(model)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-    table = {(own.solver, own.nfe): own for own in loaded}
-    return Calibrated(
-        calibrations=lambda model, solver, nfe: table.get((solver, nfe)) or shipped_calibration(model, solver, nfe)
-    ), loaded
+    return loaded

@@ -19,6 +19,8 @@ from steindiff import _weights as weights
 
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """Widths of the convolutions of each stage; the sides are halved in between."""
+SMALLEST = 16
+"""Side of the smallest image that leaves a pixel to every stage."""
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 """ImageNet's mean and deviation of pixels in [−1, 1]."""

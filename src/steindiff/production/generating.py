@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from steindiff._distributed import local_only, rank
 from steindiff._files import folder as writable
@@ -68,6 +69,11 @@ class Shards:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+def digest(labels: Tensor) -> str:
+    """SHA-256 of labels."""
+    return hashlib.sha256(labels.numpy().tobytes()).hexdigest()
+
+
 def generate(
     model: Model,
     sampler: Sampler,
@@ -77,7 +83,7 @@ def generate(
     shards: Shards | None = None,
     listener: Listener | None = None,
 ) -> GenerateResult:
-    """Write one image for each seed to a folder, in shards; called again, go on where it stopped.
+    """Write one image for each seed to a folder, in shards; called again, also for more seeds, go on where it stopped.
 
     A shard is there whole, with its SHA-256 beside it, or not at all. Batches are cut at the same places in every run,
     so a set finished after any number of kills is equal to the bit to one made in one go, on the same kind of device.
@@ -111,18 +117,23 @@ def generate(
         seeds=seeds,
         shard_size=shard_size,
         batch=batch,
-        labels=None if numbers is None else hashlib.sha256(numbers.numpy().tobytes()).hexdigest(),
+        labels=None if numbers is None else digest(numbers),
         recipe={**recipe(model, sampler), **shards.facts},
         fingerprint=model.fingerprint,
     )
     writable(folder)
-    own, manifest = manifest, manifest.check(folder) or manifest
-    if own.recipe[THREADS] != manifest.recipe[THREADS]:
-        told.note(f"threads: the set was begun with {manifest.recipe[THREADS]}, so it is finished with as many")
+    known = manifest.check(folder)
+    if known is not None:
+        if numbers is not None and known.labels != digest(numbers[: len(known.seeds)]):
+            raise ValueError(f"folder = {folder}: holds images with other labels; choose another folder")
+        if manifest.recipe[THREADS] != known.recipe[THREADS]:
+            told.note(f"threads: the set was begun with {known.recipe[THREADS]}, so it is finished with as many")
+        manifest = replace(manifest, recipe=known.recipe)
     place, world = rank()
     condition = examine(folder, manifest, range(place, manifest.shards, world))
-    for text in condition.damaged.values():
-        told.note(f"{text}; made again")
+    for k, text in condition.damaged.items():
+        if known is None or known.part(k) == manifest.part(k):  # else it was the last, and is to be filled
+            told.note(f"{text}; made again")
     todo = sorted([*condition.missing, *condition.damaged])
     made = sum(len(manifest.part(k)) for k in todo)
     told.begin(made)

@@ -1,4 +1,4 @@
-"""What a set of images is: its recipe and how it is cut, in one readable file written once."""
+"""What a set of images is: its recipe and how it is cut, in one readable file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from steindiff._serialization import checksum, decode, read_json, verified, with
 from steindiff.production.settings import THREADS, differences
 from steindiff.seeding import check_seeds
 
-FORMAT = 2
+FORMAT = 3
 """Version of the files; a set of another version is refused."""
 
 MANIFEST = "manifest.json"
@@ -113,8 +113,8 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the settings; every shard carries it."""
-        return checksum(self.settings())
+        """SHA-256 of what decides a shard's images, the number of shards apart; every shard carries it."""
+        return checksum({**self.settings(), "seeds": self.seeds.start, "labels": self.labels is not None})
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file, checksum included."""
@@ -157,17 +157,18 @@ class Manifest:
             ) from None
 
     def enter(self, folder: Path) -> None:
-        """Write the manifest where there is none yet, else make sure that it is the same.
+        """Write the manifest where there is none yet or this one goes on, else make sure that it is the same.
 
         Raises:
             OSError: if it cannot be written.
             ValueError: if the folder holds another set; the message names what differs.
         """
-        if self.check(folder) is None:
+        known = self.check(folder)
+        if known is None or known.seeds != self.seeds:
             write_json(folder / MANIFEST, self.to_dict())
 
     def check(self, folder: Path) -> Manifest | None:
-        """The manifest of the folder, equal to this one but for the number of threads; None if it holds none.
+        """The manifest of the folder, equal to this one but for threads, or the beginning of it; None if it holds none.
 
         Raises:
             ValueError: if the folder holds another set; the message names what differs.
@@ -177,6 +178,8 @@ class Manifest:
         except FileNotFoundError:
             return None
         wanted = {**self.settings(), "recipe": {**self.recipe, THREADS: known.recipe.get(THREADS)}}
+        if known.seeds.start == self.seeds.start and len(known.seeds) < len(self.seeds):
+            wanted |= {"seeds": known.settings()["seeds"], "labels": self.labels and known.labels}
         differing = list(differences(known.settings(), wanted))
         if not same_model(known.fingerprint, self.fingerprint):
             differing.append("fingerprint: the model's weights or conditions differ")

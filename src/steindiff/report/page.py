@@ -17,7 +17,11 @@ BLUR = (
 )
 COLUMNS = (
     "Own samples are the model's many-step samples of other seeds. High-frequency energy, and spread within a "
-    "condition, are over those of the many-step images: 1 is right. PSNR is to the same seed's many-step image."
+    "condition, are over those of the many-step images: 1 is right. PSNR and LPIPS compare with the same seed's."
+)
+NO_LPIPS = (
+    "LPIPS was not measured: images are small, or its weights are not here; "
+    "`steindiff evaluate SET --metrics own` downloads them once."
 )
 CLOSED = 0.9
 """A few-step run "looks like" the many-step one if it closes this share of the plain run's gap to it."""
@@ -52,6 +56,7 @@ def columns(comparison: Comparison) -> list[Column]:
         Column("energy_ratio", "high-frequency energy", 2, lambda value: abs(value - 1)),
         Column("spread", "spread", 2, lambda value: abs(value - 1)),
         Column("psnr", "PSNR, dB", 1, lambda value: -value),
+        Column("lpips", "LPIPS", 3, float),
         Column("network_calls", "network calls"),
         Column("backward_passes", "backward passes"),
         Column("seconds", "seconds", 1),
@@ -101,8 +106,7 @@ def by_method(comparison: Comparison, x: Callable[[Row], float]) -> list[Series]
     for row in comparison.rows:
         lines.setdefault(row.method, []).append(row)
     return [
-        series(rows[0], sorted((x(row), row.honest, *(getattr(row, "honest_interval", None) or ())) for row in rows))
-        for rows in lines.values()
+        series(rows[0], sorted((x(row), row.honest, *row.honest_interval) for row in rows)) for rows in lines.values()
     ]
 
 
@@ -265,7 +269,6 @@ def report_of(comparison: Comparison, title: str | None = None) -> Report:
     shown = columns(comparison)
     base, ours = contenders(comparison, 5 if 5 in several else several[0])
     left, right = base or comparison.rows[0], ours or comparison.rows[-1]
-    intervals = any(field.name.endswith("_interval") for field in dataclasses.fields(comparison.rows[0]))
     settings = dict(comparison.settings)
     return Report(
         title=title or f"{comparison.model}, {comparison.solver}, {', '.join(map(str, several))} evaluations",
@@ -283,7 +286,8 @@ def report_of(comparison: Comparison, title: str | None = None) -> Report:
         columns=shown,
         notes=[
             f"Fréchet distances: {kind(comparison)}. Two sets of own samples are {comparison.floor:.1f} apart.",
-            COLUMNS + " The range under a number is its interval." * intervals,
+            f"{COLUMNS} The range under a distance is two standard errors over the images.",
+            *([] if any(row.lpips is not None for row in comparison.rows) else [NO_LPIPS]),
             BLUR,
         ],
         charts=charts(comparison),

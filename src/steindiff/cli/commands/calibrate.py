@@ -9,9 +9,9 @@ import typer
 
 from steindiff._distributed import rank
 from steindiff._files import folder
-from steindiff.calibrating import Progress, Recipe, calibrate_budgets
-from steindiff.cli import options
-from steindiff.cli.output import note, print_json, progress
+from steindiff.calibrating import Recipe
+from steindiff.cli import options, subjects
+from steindiff.cli.output import note, print_json
 from steindiff.cli.output import written as say_written
 from steindiff.search import Search
 from steindiff.solvers import SOLVERS
@@ -20,6 +20,7 @@ EXAMPLES = (
     "steindiff calibrate --nfe 5 --out calibrations",
     "steindiff calibrate --solver dpmpp-3m --nfe 4,5,6,8 --num 256 --device cuda --batch 256 --out calibrations",
     "steindiff calibrate --guidance 2 --nfe 6 --out guided",
+    "steindiff calibrate --model my-pipeline --prompt 'a red fox' --prompt 'a lake' --out mine",
     "torchrun --nproc_per_node=8 -m -- steindiff.cli calibrate --num 512 --batch 64 --out calibrations",
 )
 
@@ -36,6 +37,7 @@ def command(
     seed: options.Seed = 1_000_000,
     device: options.Device = "auto",
     guidance: options.Guidance = 1.0,
+    prompt: options.Prompts = None,
     batch: options.Batch = 16,
     search: Annotated[
         int, typer.Option(help="Iterations of the search for levels, at most; 0 does not search.", min=0)
@@ -50,19 +52,12 @@ def command(
     nfes = options.numbers("nfe", nfe)
     chosen = SOLVERS.resolve("solver", solver)
     recipe = Recipe(seeds=options.seeds(num, seed), search=Search(iterations=search) if search else None)
-    subject = options.model(model, guidance, device)
+    subject = subjects.subject(model, guidance, device, prompts=prompt or (), batch=batch)
     folder(out)
-    with progress() as bar:
-        task = bar.add_task(model, total=None)
-
-        def show(told: Progress) -> None:
-            best = "" if told.mismatch is None else f", mismatch {told.mismatch:.4f}"
-            bar.update(task, description=f"{model}, {told.stage}{best}", completed=told.done, total=told.total)
-
-        made = calibrate_budgets(subject, nfes, chosen, recipe=recipe, batch=batch, callback=show)
+    made = subject.calibrate(nfes, chosen, recipe, batch)
     if rank().rank:
         return
-    written = {budget: out / f"{model}-{solver}-{budget}.json" for budget in made}
+    written = {budget: out / f"{subject.model.name}-{solver}-{budget}.json" for budget in made}
     for budget, calibration in made.items():
         calibration.save(written[budget])
     if json:

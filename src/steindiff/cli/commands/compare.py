@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,17 +20,25 @@ from steindiff._devices import device_name
 from steindiff._discovery import named
 from steindiff._files import folder
 from steindiff._version import __version__
-from steindiff.cli import options
-from steindiff.cli.output import Watch, print_json, progress, show, written
-from steindiff.comparison import REFERENCE, CompareOptions, Comparison, compare, default_methods
+from steindiff.calibrating import Recipe
+from steindiff.calibration import Calibration
+from steindiff.cli import options, subjects
+from steindiff.cli.output import Watch, note, print_json, progress, show, written
+from steindiff.comparison import REFERENCE, Calibrated, CompareOptions, Comparison, compare, default_methods
+from steindiff.models import shipped_calibration
 from steindiff.report import write
 from steindiff.report.build import results as as_json
 from steindiff.report.page import BLUR, best
-from steindiff.solvers import SOLVERS
+from steindiff.sampler import out_of_memory
+from steindiff.solvers import SOLVERS, Solver
 from steindiff.yardsticks import YARDSTICKS
 
 EXAMPLES = (
     "steindiff compare",
+    "steindiff compare --quick",
+    "steindiff compare --model my_models:celeba --quick --out celeba-report",
+    "steindiff compare --model my-pipeline --prompt 'a red fox' --prompt 'a lake in winter' --num 8",
+    "steindiff compare --model unet.pt2:epsilon:ddpm --nfe 5,8",
     "steindiff compare --nfe 4,5,6,8 --num 256 --device cuda",
     "steindiff compare --features inception --num 5000 --device cuda",
     "steindiff compare --model fashion --solver ddim --out fashion-report",
@@ -39,6 +48,10 @@ EXAMPLES = (
 
 NUMS = {"cpu": 32, "cuda": 1000, "mps": 256}
 """How many images to compare unless told: a minute or two's worth on a small processor."""
+FEW = 12
+"""How many with `--quick`."""
+QUICK = Recipe(seeds=range(10**6, 10**6 + 12), steps=12, search=None)
+"""How `--quick` calibrates where nothing ships."""
 BATCHES = {"cpu": 16, "cuda": 250, "mps": 64}
 
 
@@ -67,17 +80,19 @@ def settings(
 def table(comparison: Comparison) -> Table:
     """The comparison for the terminal."""
     real = any(row.frechet is not None for row in comparison.rows)
+    seen = any(row.lpips is not None for row in comparison.rows)
     real_text = "Real: to real images. " if real else ""
     caption = (
         f"Own: Fréchet distance ({comparison.features}) to the model's own many-step samples of other seeds; two sets "
         f"of them are {comparison.floor:.1f} apart. {real_text}Energy: high-frequency power "
-        "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR: to the same "
-        f"seed's many-step image. Calls and backward passes are per image, seconds for all {len(comparison.seeds)}."
+        "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR"
+        f"{' and LPIPS' * seen}: to the same seed's many-step image. Calls and backward passes are per image, seconds "
+        f"for all {len(comparison.seeds)}."
     )
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     out.add_column("method", overflow="fold")
-    columns = ["NFE", "own", *(["real"] if real else []), "energy", "spread", "PSNR", "calls", "backward", "seconds"]
-    for title in columns:
+    columns = ["NFE", "own", "real" * real, "energy", "spread", "PSNR", "LPIPS" * seen, "calls", "backward", "seconds"]
+    for title in filter(None, columns):
         out.add_column(title, justify="right", no_wrap=True)
     good = best(comparison)
     for i, row in enumerate(comparison.rows):
@@ -87,6 +102,7 @@ def table(comparison: Comparison) -> Table:
             "energy_ratio": f"{row.energy_ratio:.2f}",
             "spread": f"{row.spread:.2f}",
             "psnr": f"{row.psnr:.1f}" if row.method != REFERENCE else "–",
+            **({"lpips": "–" if row.lpips is None else f"{row.lpips:.3f}"} if seen else {}),
         }
         marked = [f"[bold green]{text}[/]" if i in good.get(key, ()) else text for key, text in cells.items()]
         if row.method == REFERENCE or (i and row.nfe != comparison.rows[i - 1].nfe):
@@ -97,6 +113,19 @@ def table(comparison: Comparison) -> Table:
     return out
 
 
+def calibrate_now(
+    found: subjects.Subject, nfes: list[int], solver: Solver, recipe: Recipe, batch: int
+) -> Mapping[int, Calibration]:
+    """Calibrate, halving the batch where memory runs out."""
+    try:
+        return found.calibrate(nfes, solver, recipe, batch)
+    except (RuntimeError, MemoryError) as error:
+        if batch == 1 or not out_of_memory(error):
+            raise
+        note(f"out of memory: the batch of {batch} is halved")
+    return calibrate_now(found, nfes, solver, recipe, batch // 2)
+
+
 def command(
     model: options.Model = "cifar10",
     solver: options.Solver = "dpmpp-2m",
@@ -105,6 +134,7 @@ def command(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     guidance: options.Guidance = 1.0,
+    prompt: options.Prompts = None,
     batch: Annotated[int | None, typer.Option(help="Images evaluated together; halved where memory runs out.")] = None,
     calibration: options.Calibrations = None,
     features: Annotated[
@@ -115,6 +145,9 @@ def command(
             autocompletion=lambda: list(YARDSTICKS),
         ),
     ] = "random",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A look in about a minute on two cores: few images, a rough calibration.")
+    ] = False,
     lipschitz: Annotated[bool, typer.Option(help="Measure local Lipschitz constants on one seed.")] = True,
     out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png and results.json.")] = Path(
         "steindiff-out"
@@ -124,28 +157,48 @@ def command(
     """Sample the same seeds without and with SteinDiff; print the numbers, write a report.
 
     Rows: the plain solver on the EDM and the log-SNR grid, the paper's relaxation (of UniPC-3 where the solver is
-    DPM-Solver++, whose steps it does not change), Stein calibration, and a many-step reference.
+    DPM-Solver++, whose steps it does not change), calibration, and a many-step reference. Where no calibration ships
+    and no file is given, one is made first.
     """
     nfes = options.numbers("nfe", nfe)
     place = options.device(device)
     kind = place.partition(":")[0]
-    num, batch = NUMS[kind] if num is None else num, BATCHES[kind] if batch is None else batch
+    num, batch = (FEW if quick else NUMS[kind]) if num is None else num, BATCHES[kind] if batch is None else batch
     seeds = options.seeds(num, seed)
-    subject = options.model(model, guidance, place)
-    replayed, _ = options.calibrated(subject, calibration or [])
+    measure, chosen = named("features", features, YARDSTICKS), SOLVERS.resolve("solver", solver)
+    found = subjects.subject(model, guidance, place, prompts=prompt or (), batch=batch)
+    subject = found.model
     folder(out)
+    methods, facts = default_methods(chosen), settings(model, solver, nfe, seeds, guidance, batch, place)
+    given = {(one.solver, one.nfe): one for one in options.calibrations(subject, calibration or [])}
+    own = {n: given.get((chosen, n)) or shipped_calibration(subject, chosen, n) for n in nfes}
+    recipe = QUICK if quick else Recipe()
+    if missing := [n for n in nfes if own[n] is None]:
+        note(
+            f"no calibration of {subject.name} is at hand for {solver} at {', '.join(map(str, missing))} evaluations: "
+            f"calibrating on {len(recipe.seeds)} seeds now; `steindiff calibrate` keeps the file"
+        )
+        own |= calibrate_now(found, missing, chosen, recipe, batch)
+        facts["calibrated now"] = f"{missing}, {len(recipe.seeds)} seeds"
+    methods["calibrated"] = Calibrated(calibrations=lambda model, solver, nfe: own[nfe])
+    if quick:
+        methods = {name: method for name, method in methods.items() if name not in ("unipc", "relaxation")}
     with progress() as bar:
-        task = bar.add_task(f"{model}, {len(seeds)} seeds", total=None)
+        task = bar.add_task(f"{subject.name}, {len(seeds)} seeds", total=None)
         comparison = compare(
             subject,
             nfes,
             seeds,
-            solver=solver,
-            methods=default_methods(SOLVERS.resolve("solver", solver)) | {"calibrated": replayed},
-            yardstick=named("features", features, YARDSTICKS)(subject),
-            options=CompareOptions(batch=batch, lipschitz_seeds=int(lipschitz), listener=Watch(bar, task)),
+            solver=chosen,
+            methods=methods,
+            yardstick=measure(subject, found.channels),
+            options=CompareOptions(
+                batch=batch,
+                lipschitz_seeds=int(lipschitz and not quick),
+                listener=Watch(bar, task),
+                pictures=found.pictures,
+            ),
         )
-        facts = settings(model, solver, nfe, seeds, guidance, batch, place)
         comparison = dataclasses.replace(comparison, settings={**facts, **comparison.settings})
         paths = write(comparison, out)
     if json:

@@ -19,7 +19,7 @@ from steindiff import diagnostics
 from steindiff._checks import at_least
 from steindiff._discovery import named
 from steindiff._files import folder, write_bytes, write_text
-from steindiff.cli import options
+from steindiff.cli import options, subjects
 from steindiff.cli.output import print_json, progress, written
 from steindiff.comparison import CompareOptions
 from steindiff.denoisers.base import Denoiser
@@ -165,7 +165,7 @@ def command(
     place = named("grid", grid, GRIDS)
     seeds = options.seeds(num, seed)
     at_least("iterations", iterations, 1)
-    subject = options.model(model, guidance, device)
+    subject = subjects.subject(model, guidance, device).model
     run = Diagnosis(subject, chosen, levels_for(chosen, place, subject.schedule, nfe), seeds, iterations)
     run.check()
     folder(out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,9 +16,11 @@ from steindiff import datasets
 from steindiff._checks import at_least
 from steindiff._discovery import named
 from steindiff._distributed import gather, rank
-from steindiff.cli import options
+from steindiff.cli import options, subjects
 from steindiff.cli.output import note, print_json, progress, show, text
+from steindiff.comparison import CompareOptions, many_steps, other, run
 from steindiff.metrics import (
+    LPIPS,
     EfficientNetFeatures,
     InceptionFeatures,
     Moments,
@@ -28,11 +31,15 @@ from steindiff.metrics import (
     inception_score,
     kernel_distance,
     precision_recall,
+    psnr,
     references,
+    spread,
 )
+from steindiff.metrics.intervals import bias, distance
 from steindiff.pictures import Archive, Folder, Pictures, Stack
 from steindiff.production import Images
-from steindiff.production.manifest import MANIFEST
+from steindiff.production.manifest import MANIFEST, same_model
+from steindiff.yardsticks import by_inception, by_random_features
 
 EXAMPLES = (
     "steindiff evaluate samples --reference cifar10-train",
@@ -48,6 +55,10 @@ SHIPPED = sorted(path.stem for path in references.FOLDER.glob("*.npz"))
 """Names of the statistics that ship with the package."""
 SUBSET = 1000
 """KID is averaged over subsets of this size, or of the smaller set."""
+FEW = 10_000
+"""Sets of fewer images are told by how much that raises their FID, and how sure it is."""
+OWN = {"cpu": 64, "cuda": 5000, "mps": 256}
+"""How many images at most are compared with the model's own samples, which have to be made."""
 
 
 class NotMeasured(Exception):
@@ -84,9 +95,14 @@ class Evaluation:
         device: where the networks run.
         batch: images at a time.
         keep: whether a measure needs all features; otherwise one batch at a time is in memory.
+        model: what made the samples, as `--model` takes it; None: what their manifest names.
     """
 
-    def __init__(self, samples: Pictures, reference: str | None, device: str, batch: int, keep: bool) -> None:
+    def __init__(
+        self, samples: Pictures, reference: str | None, device: str, batch: int, keep: bool, model: str | None = None
+    ) -> None:
+        self.model = model
+        self.remarks: list[str] = []
         self.samples = samples
         self.reference = reference
         self.device = device
@@ -160,9 +176,63 @@ class Evaluation:
     def fid(self) -> float:
         """Fréchet distance of Inception features."""
         shipped = self.reference in SHIPPED
-        return frechet_distance(
-            self.sampled.moments, references.load(str(self.reference)) if shipped else self.known.moments
+        real = references.load(str(self.reference)) if shipped else self.known.moments
+        value, features = frechet_distance(real, self.sampled.moments), self.sampled.features
+        if features is not None and 4 <= len(features) < FEW:
+            low, high = distance(features, real).interval
+            self.remarks.append(
+                f"fid: {len(features)} images raise it by about {bias(features, real):.3g}; as many others would give "
+                f"{low:.4g} to {high:.4g}; compare equal numbers only"
+            )
+        return value
+
+    def own(self) -> dict[str, float]:
+        """Distance to the model's own many-step samples of other seeds, beside its floor; and what the same seeds say.
+
+        Raises:
+            NotMeasured: if it is not known what made the samples.
+        """
+        manifest = self.samples.manifest if isinstance(self.samples, Images) else None
+        name = self.model or (None if manifest is None else str(manifest.recipe["model"]))
+        if name is None or rank().world > 1:
+            raise NotMeasured("needs --model" if name is None else "runs in one process; leave torchrun out")
+        guidance = 1.0 if manifest is None else manifest.recipe["conditions"].get("guidance", 1.0)
+        try:
+            found = subjects.subject(name, guidance, self.device, batch=self.batch)
+        except ValueError as error:
+            raise NotMeasured(f"{error}; name with --model what made the images") from error
+        model, num = found.model, min(len(self.samples), OWN[self.device.partition(":")[0]])
+        if manifest is not None and not same_model(manifest.fingerprint, model.fingerprint):
+            raise NotMeasured(f"{name} is not the model that made these images; name it with --model")
+        seeds = range(num) if manifest is None else manifest.seeds[:num]
+        parts = islice(self.samples.batches(self.batch), -(-num // self.batch))
+        images = torch.cat(list(parts))[:num].float() / 127.5 - 1.0
+        try:
+            yardstick = by_inception(model, found.channels)
+        except datasets.Unavailable:
+            yardstick = by_random_features(model, found.channels)
+        options = CompareOptions(batch=self.batch, pictures=found.pictures)
+        fine = many_steps(options.reference_nfe)
+        limit, others = (run(model, fine, part, 1.0, options).images for part in (seeds, other(seeds)))
+        images = images[:, : limit.shape[1]]  # folders and archives are read as colour
+        if images.shape != limit.shape:
+            raise NotMeasured(f"images are {tuple(images.shape[1:])}, {name} makes {tuple(limit.shape[1:])}")
+        target = Moments.of(yardstick.see(others))
+        far = distance(yardstick.see(images), target, num)
+        out = {"distance": far.value, "floor": distance(yardstick.see(limit), target, num).value}
+        self.remarks.append(
+            f"own: {yardstick.features.name} of {num} images; as many others would give {far.interval[0]:.4g} to "
+            f"{far.interval[1]:.4g}"
         )
+        if manifest is not None:
+            conditions = [model.condition_of(seed) for seed in seeds]
+            out |= {"psnr": psnr(images, limit), "spread": spread(images, limit, conditions)}
+            try:
+                seen = yardstick._replace(lpips=LPIPS.load(datasets.lpips(), self.device)).perceived(images, limit)
+                out |= {} if seen is None else {"lpips": seen}
+            except datasets.Unavailable as error:
+                self.remarks.append(f"lpips: not measured: {error}")
+        return out
 
     def kid(self) -> dict[str, float]:
         """Kernel distance of Inception features."""
@@ -199,6 +269,7 @@ class Evaluation:
 
 METRICS: dict[str, Callable[[Evaluation], Any]] = {
     "fid": Evaluation.fid,
+    "own": Evaluation.own,
     "kid": Evaluation.kid,
     "precision-recall": Evaluation.precision_recall,
     "is": Evaluation.inception_score,
@@ -223,21 +294,26 @@ def command(
     metrics: Annotated[
         str, typer.Option(help="Measures, several as fid,kid.", autocompletion=lambda: list(METRICS))
     ] = ",".join(METRICS),
+    model: Annotated[
+        str | None, typer.Option(help="What made the images, as in `compare`; default: what their manifest names.")
+    ] = None,
     device: options.Device = "auto",
     batch: options.Batch = 50,
     json: options.Json = False,
 ) -> None:
-    """Measure a set of images: FID, KID, precision and recall, Inception score, FD-EfficientNet, FD-DINOv2.
+    """Measure a set of images: FID, own, KID, precision and recall, Inception score, FD-EfficientNet, FD-DINOv2.
 
-    Needs the networks behind them, downloaded once; what cannot be had is said to be not measured. Compare equal
-    numbers of samples only: FID falls as they grow.
+    `own` is the Fréchet distance to the model's own many-step samples of other seeds, beside its floor, and PSNR, LPIPS
+    and spread within a condition against those of the same seeds. Networks are downloaded once; what cannot be had is
+    said to be not measured. Compare equal numbers of samples only: FID falls as they grow.
     """
     chosen = {name: named("metrics", name, METRICS) for name in metrics.split(",")}
     at_least("batch", batch, 1)
     if not samples.exists():
         raise ValueError(f"samples = {str(samples)!r}: no such file or folder")
     images = pictures(samples)
-    evaluation = Evaluation(images, reference, options.device(device), batch, bool(KEEPING & set(chosen)))
+    keep = bool(KEEPING & set(chosen)) or len(images) < FEW
+    evaluation = Evaluation(images, reference, options.device(device), batch, keep, model)
     found: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     with progress() as bar:
@@ -251,12 +327,22 @@ def command(
             bar.advance(task)
     if rank().rank:
         return
+    for remark in evaluation.remarks:
+        note(remark)
     for name, reason in reasons.items():
         note(f"{name}: not measured: {reason}")
     if not found:
         raise ValueError("metrics: none of those asked for could be measured")
     if json:
-        print_json({"samples": len(images), "reference": reference, **found, "not_measured": reasons})
+        print_json(
+            {
+                "samples": len(images),
+                "reference": reference,
+                **found,
+                "remarks": evaluation.remarks,
+                "not_measured": reasons,
+            }
+        )
         return
     show(f"{len(images)} images" + (f" against {text(reference)}" if reference else ""))
     for name, value in found.items():

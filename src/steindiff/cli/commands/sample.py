@@ -11,7 +11,7 @@ import typer
 
 from steindiff._discovery import named
 from steindiff._distributed import all_reduce_sum, rank
-from steindiff.cli import options
+from steindiff.cli import options, subjects
 from steindiff.cli.output import Watch, print_json, progress, written
 from steindiff.comparison import default_methods
 from steindiff.model import Model
@@ -60,6 +60,7 @@ def command(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     guidance: options.Guidance = 1.0,
+    prompt: options.Prompts = None,
     batch: Annotated[int, typer.Option(help="Images evaluated together; part of the set's settings.")] = 16,
     shard: Annotated[int, typer.Option(help="Images in a file; a kill loses no more than these.")] = 500,
     compiled: Annotated[
@@ -69,7 +70,7 @@ def command(
     npz: Annotated[bool, typer.Option("--npz", help="Write all images, too, to OUT/images.npz.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Sample images, one per seed; run it again to go on where it stopped.
+    """Sample images, one per seed; run it again to go on where it stopped, with a larger --num to make the set larger.
 
     Files appear whole or not at all. Killed and run again, with one process or several, it ends with the same bytes;
     other settings in the same folder are refused. With `--calibration` the file decides solver and evaluations.
@@ -79,7 +80,13 @@ def command(
     if not str(out).strip("."):
         raise ValueError("out must name a folder of its own")
     seeds = options.seeds(num, seed)
-    subject = options.model(model, guidance, device, compiled=compiled)
+    found = subjects.subject(model, guidance, device, compiled=compiled, prompts=prompt or (), batch=batch)
+    if found.pictures is not None:
+        raise ValueError(
+            f"model = {model!r}: its samples are latents, and only the pipeline makes images of them; install the "
+            "calibration in it with steindiff.integrations.diffusers.stabilize"
+        )
+    subject = found.model
     if calibration:
         clash = [
             name for name, value in (("--solver", solver), ("--nfe", nfe), ("--method", method)) if value is not None
@@ -88,7 +95,7 @@ def command(
             raise ValueError(
                 f"{' and '.join(clash) or 'a second --calibration'}: the calibration decides; leave it out"
             )
-        _, (own,) = options.calibrated(subject, calibration)
+        (own,) = options.calibrations(subject, calibration)
         sampler, method = own.sampler(), "calibrated"
     else:
         method = method or "calibrated"

@@ -11,6 +11,7 @@ from steindiff.integrations.diffusers.export import ClassConditionalPipeline, Zo
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.networks import denoiser
 from steindiff.integrations.diffusers.pipelines import HOST_RECIPE, Stabilized, calibrate, scheduler_for, stabilize
+from steindiff.integrations.diffusers.reports import report
 from steindiff.integrations.diffusers.schedulers import (
     SteinDPMSolverMultistepScheduler,
     SteinEDMDPMSolverMultistepScheduler,
@@ -35,6 +36,7 @@ __all__ = [
     "denoiser",
     "export",
     "family_of",
+    "report",
     "scheduler_for",
     "stabilize",
 ]

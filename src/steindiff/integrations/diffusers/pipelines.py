@@ -22,6 +22,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import torch
+from diffusers import AutoencoderKL, VQModel
 from diffusers.utils import logging
 from torch import Tensor, nn
 
@@ -33,7 +35,7 @@ from steindiff.calibration import Calibration
 from steindiff.calibration_set import CalibrationSet
 from steindiff.grids.explicit import Explicit
 from steindiff.grids.logsnr import LogSNR
-from steindiff.integrations.diffusers.capture import capture, chunks, deviation, modules_of, parts_of
+from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, modules_of, parts_of
 from steindiff.integrations.diffusers.families import (
     ArctanFamily,
     EDMFamily,
@@ -265,15 +267,7 @@ def calibrate(
     solver = solver or default_solver(pipe.scheduler)
     scheduler = scheduler_for(pipe.scheduler, solver)
     captured = capture(pipe, scheduler, batch=batch, **call)
-    conditions = sum(part.calls[0].batch for part in captured.parts)
-    model = Model(
-        captured.denoiser,
-        captured.family.schedule,
-        captured.shape,
-        device=captured.device,
-        name=type(pipe).__name__,
-        condition=lambda seed: seed % conditions,
-    )
+    model = model_of(pipe, captured)
     # Only some hosts can begin below the first level: pipelines begin with unit noise.
     late = hasattr(type(scheduler).stock, "init_noise_sigma")
     search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
@@ -290,16 +284,60 @@ def calibrate(
                 made.append(found)
                 break
             made.append(with_restarts(found, reference, recipe.fit, stage(n * n / 2)))
-    facts: dict[str, Any] = {name: identify(module) for name, module in modules_of(pipe).items()}
-    facts |= {"pipeline": type(pipe).__name__, "guidance": captured.network.guidance.describe()}
+    known = {name: identify(module) for name, module in modules_of(pipe).items()}
+    made = [replace(one, conditions={**one.conditions, **known}) for one in made]
+    return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
+
+
+def model_of(pipe: Any, captured: Capture, name: str = "") -> Model:
+    """What was captured of a pipeline as a model; its own scheduler says what the network predicts."""
+    conditions = sum(part.calls[0].batch for part in captured.parts)
+    model = Model(
+        captured.denoiser,
+        captured.family.schedule,
+        captured.shape,
+        device=captured.device,
+        name=name or type(pipe).__name__,
+        condition=lambda seed: seed % conditions,
+    ).trust()
+    facts: dict[str, Any] = {  # a pipeline is known by more than its denoiser can say
+        "pipeline": type(pipe).__name__,
+        "guidance": captured.network.guidance.describe(),
+    }
     if isinstance(captured.family, VariancePreserving):
         facts["prediction"] = captured.family.config["prediction_type"]  # hosts that ask for σ must know it
     if later := captured.network.later:
         facts |= {"guidance_later": later.guidance.describe(), "boundary": pipe.config["boundary_ratio"]}
     if side := captured.network.calls[0].side:
         facts["controlnet_scale"] = strengths(side.conditions)
-    made = [replace(one, conditions=facts) for one in made]
-    return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
+    vars(model)["conditions"] = facts
+    return model
+
+
+def pictures(pipe: Any, shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor] | None, int]:
+    """How a pipeline's samples become images in [−1, 1], None where they are images already; and their channels.
+
+    Raises:
+        ValueError: if they are latents of an autoencoder that is not known here, or no images at all.
+    """
+    coder: Any = pipe.components.get("vae") or pipe.components.get("vqvae")
+    if coder is None and len(shape) == 3 and shape[0] in (1, 3):
+        return None, shape[0]
+    known = type(coder) in (AutoencoderKL, VQModel)
+    if not known or len(shape) != 3 or shape[0] != coder.config.latent_channels:
+        raise ValueError(
+            f"pipe = {type(pipe).__name__}: its samples {tuple(shape)} cannot be decoded here; use "
+            "steindiff.integrations.diffusers.report, which lets the pipeline decode"
+        )
+    settings = coder.config
+    factor, shift = settings.scaling_factor, settings.get("shift_factor") or 0.0
+
+    @torch.no_grad()
+    def decode(latents: Tensor) -> Tensor:
+        parts = latents.to(coder.dtype).split(4)
+        return torch.cat([coder.decode(z / factor + shift).sample.float() for z in parts])
+
+    return decode, settings.out_channels
 
 
 def traced(model: Model, recipe: Recipe, batch: int, told: Told) -> ReferenceRun:

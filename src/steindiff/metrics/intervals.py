@@ -6,7 +6,8 @@ over the samples f of
     φ(f) = 2 (μ − μ_r)·(f − μ) + (f − μ)ᵀ (I − A) (f − μ),    A = R (R Σ R)^{−1/2} R,  R = Σ_r^{1/2},
 
 and its standard error is that average's. Two sets made from the same seeds are compared sample by sample: what they
-share cancels in φ_1 − φ_2. The bias of few samples, which is the same kind for all sets of one size, is not in it.
+share cancels in φ_1 − φ_2. The bias of few samples, which is about the same for all sets of one size, is not in it:
+it falls as 1/n, so `bias` reads it off halves of the set.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steindiff.metrics.frechet import Moments
+from steindiff.metrics.frechet import Moments, frechet_distance
 
 TINY = 1e-12
 """Eigenvalues below this share of the largest are rounding."""
@@ -33,6 +34,11 @@ class Distance(NamedTuple):
         """Its standard error."""
         return _error(self.influence)
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Two standard errors either side."""
+        return max(self.value - 2.0 * self.error, 0.0), self.value + 2.0 * self.error
+
 
 class Difference(NamedTuple):
     """A difference of two distances, and its standard error."""
@@ -47,8 +53,14 @@ class Difference(NamedTuple):
         return "better" if self.value < 0 else "worse"
 
 
-def distance(features: Tensor, reference: Moments) -> Distance:
-    """Fréchet distance of features `(N, F)` to a reference, with its influences."""
+def distance(features: Tensor, reference: Moments, images: int | None = None) -> Distance:
+    """Fréchet distance of features `(N, F)` to a reference, with its influences.
+
+    Args:
+        features: `(N, F)`.
+        reference: moments of the other set.
+        images: of how many images they are, N/images of each in a row; default: one of each.
+    """
     moments = Moments.of(features)
     root = reference.root
     values, vectors = torch.linalg.eigh(root @ moments.covariance @ root)
@@ -59,7 +71,14 @@ def distance(features: Tensor, reference: Moments) -> Distance:
     influence = 2.0 * centred @ shift + centred.square().sum(1) - (centred @ half).square().sum(1)
     traces = moments.covariance.trace() + reference.covariance.trace()
     value = float(shift.square().sum() + traces - 2.0 * values.sqrt().sum())
-    return Distance(max(value, 0.0), (influence - influence.mean()).cpu())
+    influence = (influence - influence.mean()).reshape(images or len(features), -1).mean(1)
+    return Distance(max(value, 0.0), influence.cpu())
+
+
+def bias(features: Tensor, reference: Moments) -> float:
+    """By how much a set's few samples raise its distance, E d(n) ≈ d + b/n: what its halves have more, `(N, F)`."""
+    halves = [frechet_distance(reference, Moments.of(features[i::2])) for i in (0, 1)]
+    return max(sum(halves) / 2.0 - frechet_distance(reference, Moments.of(features)), 0.0)
 
 
 def difference(one: Distance, other: Distance) -> Difference:
