@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= steindiff-out
 
-.PHONY: demo test fuzz lint docs clean
+.PHONY: demo test fuzz busy lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/steindiff compare --out $(OUT)
@@ -12,9 +12,13 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n auto -q
 
-# Every reader of files on damaged ones, 2,000 cases a test; a failure prints how to repeat it.
+# Every reader on damaged files and inputs, 2,000 cases a test; a failure prints how to repeat it.
 fuzz: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n auto -q tests/fuzz
+	$(BIN)/python benchmarks/fuzz.py
+
+# The suite three times beside eight processes that never rest.
+busy: $(VENV)/.dev
+	$(BIN)/python benchmarks/busy.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

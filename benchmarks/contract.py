@@ -18,8 +18,10 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +90,7 @@ class Layers(nn.Module):
 
 
 @cache
-def trained(name: str) -> sd.EDMDenoiser:
+def trained(name: str) -> Preconditioned:
     """A network trained for a second or two, with the loss of EDM."""
     data = toys.digits() if name == "digits" else mixture((2,), 5, 2).sample(4096, torch.Generator().manual_seed(1))
     scale = float(data.std())
@@ -106,7 +108,7 @@ def trained(name: str) -> sd.EDMDenoiser:
             adam.zero_grad()
             loss.backward()
             adam.step()
-    return sd.EDMDenoiser(Preconditioned(network.requires_grad_(False), scale))
+    return Preconditioned(network.requires_grad_(False), scale)
 
 
 def images() -> Mixture:
@@ -122,8 +124,8 @@ TOYS: dict[str, Callable[[], sd.Model]] = {
     "signals, EDM": lambda: sd.Model(told(mixture((1, 12), 40, 3)), sd.EDM(), (1, 12)),
     "conditions, VP": lambda: sd.Model(conditional, sd.VP(), (6,), condition=lambda seed: seed % 4),
     "images, cosine": lambda: sd.Model(told(images()), sd.Cosine(), toys.SHAPE),
-    "trained plane, flow": lambda: sd.Model(trained("plane"), sd.Flow(), (2,)),
-    "trained images, EDM": lambda: sd.Model(trained("digits"), sd.EDM(), toys.SHAPE),
+    "trained plane, flow": lambda: sd.Model(sd.EDMDenoiser(lambda x, s: trained("plane")(x, s)), sd.Flow(), (2,)),
+    "trained images, EDM": lambda: sd.Model(sd.EDMDenoiser(lambda x, s: trained("digits")(x, s)), sd.EDM(), toys.SHAPE),
 }
 
 
@@ -135,17 +137,35 @@ class Cell(NamedTuple):
     nfe: int
 
 
-def cells() -> Iterator[Cell]:
-    """All there are, that is every budget a solver can spend exactly."""
-    for toy, make in TOYS.items():
-        model = make()
-        for solver in sd.SOLVERS:
-            for nfe in BUDGETS:
-                try:
-                    levels_for(sd.SOLVERS[solver], sd.GRIDS["logsnr"], model.schedule.finite_start(), nfe)
-                except ValueError:
-                    continue
-                yield Cell(toy, solver, nfe)
+@cache
+def possible(solver: str, schedule: sd.Schedule, nfe: int) -> bool:
+    """Whether a solver can spend exactly that many evaluations."""
+    try:
+        levels_for(sd.SOLVERS[solver], sd.GRIDS["logsnr"], schedule.finite_start(), nfe)
+    except ValueError:
+        return False
+    return True
+
+
+@cache
+def cells() -> list[Cell]:
+    """All there are, shuffled: what is measured so far is a fair sample."""
+    schedules = {toy: make().schedule for toy, make in TOYS.items()}
+    every = (Cell(*names) for names in product(TOYS, sd.SOLVERS, BUDGETS))
+    found = [cell for cell in every if possible(cell.solver, schedules[cell.toy], cell.nfe)]
+    random.Random(SEED).shuffle(found)
+    return found
+
+
+@cache
+def sampled(count: int = 40) -> list[Cell]:
+    """Some cells, in which toys, solvers and budgets are met equally often, as far as that can be."""
+    chosen: list[Cell] = []
+    met: Counter[str | int] = Counter()
+    for toy, _ in zip(cycle(TOYS), range(count)):
+        chosen.append(min((c for c in cells() if c.toy == toy), key=lambda c: (met[c.solver], met[c.nfe])))
+        met.update(chosen[-1])
+    return chosen
 
 
 class Ground(NamedTuple):
@@ -238,8 +258,6 @@ def main() -> None:
     torch.set_num_threads(1)
     until = time.monotonic() + arguments.seconds
     records = json.loads(arguments.out.read_text())["records"] if arguments.out.exists() else {}
-    matrix = list(cells())
-    random.Random(SEED).shuffle(matrix)  # what is there so far is a fair sample
     facts = {
         "seed": SEED,
         "calibration seeds": [RECIPE.seeds[0], len(RECIPE.seeds)],
@@ -247,10 +265,10 @@ def main() -> None:
         "seeds of the own distance": [OTHERS, BLOCKS * BLOCK],
         "nfe": [*BUDGETS],
         "backward_passes": 0,
-        "matrix": len(matrix),
+        "matrix": len(cells()),
         **machine("cpu"),
     }
-    for cell in matrix:
+    for cell in cells():
         name = f"{cell.toy} | {cell.solver} | {cell.nfe}"
         if name in records:
             continue

@@ -72,16 +72,20 @@ def fifty_thousand() -> str:
 
 
 def ablation() -> str:
-    names = ["calibrated", *(name for name in ABLATIONS if cell(SMALL, name, 5))]
+    """The default and its changes; rows measured from a base of one difference say so."""
+    base = "one difference"
+    names = ["calibrated", "no search", base, *(name for name in ABLATIONS if name not in ("no search", base))]
+    titles = {"calibrated": "the default, two differences", "no search": "no search", base: base}
     body = [
         [
-            "the default, one difference" if name == "calibrated" else name,
+            titles.get(name, f"{base}, {name}"),
             *(
                 number(cell(SMALL, name, 5), key, digits)
                 for key, digits in (("own", 2), ("fid", 2), ("psnr", 1), ("spread", 3))
             ),
         ]
         for name in names
+        if cell(SMALL, name, 5)
     ]
     return rows(["5 NFE", "own", "FID", "PSNR", "spread"], body)
 

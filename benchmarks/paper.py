@@ -9,7 +9,6 @@
 Records go to `--out` one by one; cells already there are skipped, so an interrupted run goes on where it stopped.
 Plans (all, if none is named). Cells are taken budget by budget, 5 NFE first, so that a short run has the most telling:
 
-    precision  γ in half precision beside float32
     images  Figs 5, 10, 11, 12: PNG grids beside `--out`
     cost    Table 3: network calls, backward passes and time
     core    Fig. 7, Table 2: 2M, 3M, UniPC-3, Heun on EDM and log-SNR grids; plain, γ <= 1 by batch and by sample
@@ -31,7 +30,6 @@ first batch is 1 by a margin the run is the plain one: such cells are marked `id
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
@@ -188,7 +186,7 @@ PLANS: dict[str, list[Cell]] = {
     "zero": hosts("zero", NFES[:4], CORE),
     "vp": hosts("lowered", NFES[:3], (*CORE, "normalised", "consistency", "consistency, normalised"), ("2m", "3m")),
 }
-OTHER_PLANS = ("precision", "images", "cost", "fig4")
+OTHER_PLANS = ("images", "cost", "fig4")
 """Those that are not made of cells."""
 FIGURES: dict[str, tuple[int, list[Cell]]] = {
     "fig5": (32, [Cell(name, "edm", "lowered", 5, mode) for name in ("2m", "unipc-3") for mode in CORE[:2]]),
@@ -230,14 +228,13 @@ class Subject:
 
 
 def embedded(name: str, device: str, compiled: int) -> Subject:
-    """A network of the zoo; on a GPU in half precision, but for a noise predictor, whose errors grow with σ/α.
+    """A network of the zoo in float32: in half precision its probes overflow at σ = 80 on a GPU.
 
     `compiled` is the batch that is compiled for, 0 for none: batches of other sizes run as they are.
     """
     wide = zoo.load(name, device).to(memory_format=torch.channels_last)
     is_edm = isinstance(wide, zoo.EDMPrecond)
-    network = copy.deepcopy(wide).half() if device == "cuda" and is_edm else wide
-    quick = torch.compile(network) if compiled else network
+    quick = torch.compile(wide) if compiled else wide
 
     def denoisers(call: Callable[..., Tensor], seeds: Sequence[int]) -> Denoiser:
         labels = torch.tensor([seed % wide.num_classes for seed in seeds], device=device)
@@ -249,7 +246,7 @@ def embedded(name: str, device: str, compiled: int) -> Subject:
         name,
         wide.shape,
         schedule,
-        lambda seeds: denoisers(quick if len(seeds) == compiled else network, seeds),
+        lambda seeds: denoisers(quick if len(seeds) == compiled else wide, seeds),
         partial(denoisers, wide),
         real=real,
     )
@@ -448,24 +445,6 @@ class Bench:
                     record["certified"] = sum(rows.holds)
                 yield record | {"seconds": round(time.monotonic() - begun, 1)} | machine(self.device)
 
-    def precision(self) -> Iterator[dict[str, Any]]:
-        """γ and samples in the precision that samples, beside float32."""
-        cell = Cell("2m", "logsnr", "bare", 5, "clamped")
-        seeds = range(min(256, self.samples))
-        levels, found = cell.levels(self.subject.schedule), {}
-        x = noise(seeds, self.subject.shape, levels[0]).to(self.device)
-        for name, denoisers in (("half", self.subject.denoisers), ("float32", self.subject.wide)):
-            found[name] = sample(denoisers(seeds), x, levels, cell.host, MODES[cell.mode])
-        apart = (found["half"].x - found["float32"].x).square().mean().sqrt() / found[
-            "float32"
-        ].x.square().mean().sqrt()
-        optima = {name: account(out)["optimum"] for name, out in found.items()}
-        yield {"check": "precision", "model": self.subject.name, **asdict(cell), "samples": len(seeds)} | {
-            "optimum": optima,
-            "images_apart": float(apart),
-            **machine(self.device),
-        }
-
     def cost(self, repeats: int = 2) -> Iterator[dict[str, Any]]:
         """Table 3, counted: one batch of 2M in 5 evaluations, the least time of several in turn."""
         cells = [Cell("2m", "logsnr", "lowered", 5, mode) for mode in (*MODES, "plain")]
@@ -567,6 +546,8 @@ def main() -> None:
         return
 
     begun = time.monotonic()
+    if args.tf32:
+        torch.set_float32_matmul_precision("high")
     if args.compile:  # probes pull several directions through one graph
         functorch_config.donated_buffer = False
     compiled = args.batch if args.compile else 0
@@ -589,7 +570,6 @@ def main() -> None:
     until = begun + args.seconds
     cells = sorted((cell for plan in plans for cell in PLANS.get(plan, [])), key=lambda cell: NFES.index(cell.nfe))
     others: dict[str, tuple[dict[str, str], Callable[[], Iterator[dict[str, Any]]]]] = {
-        "precision": ({"check": "precision"}, bench.precision),
         "images": ({"figure": "fig5"}, partial(bench.images, args.out)),
         "cost": ({"table": "table3"}, bench.cost),
         "fig4": ({"figure": "fig4"}, bench.fig4),

@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from steindiff._checks import shown
+from steindiff._serialization import decode
 
 SAMPLED = 16
 """How many matrices of a network are looked at, and how many of a LoRA."""
@@ -46,8 +49,37 @@ def identify(model: Any, options: Mapping[str, Any], shape: Sequence[int], *, fl
     }
 
 
-def differences(known: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """What differs between two records, in words."""
+RECORD = {
+    "sampling": Sequence[str],
+    "network": {"class": str, "weights": Sequence[float], "stored": Literal["float", "8 bit", "packed"]},
+    "patches": {"count": int, "content": Sequence[float]},
+    "wrappers": Sequence[str],
+    "guidance": Sequence[float],
+}
+"""What `identify` makes."""
+
+
+def checked(name: str, value: Any, kind: Any) -> Any:
+    """A record from a file, once every field has its type.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if not isinstance(kind, Mapping):
+        found = decode(name, value, kind)
+        return list(found) if isinstance(found, tuple) else found
+    if not isinstance(value, Mapping) or set(value) != set(kind):
+        raise ValueError(f"{name} must have the fields {', '.join(kind)}, got {shown(value)}; calibrate again")
+    return {key: checked(f"{name}.{key}", value[key], inner) for key, inner in kind.items()}
+
+
+def differences(known: Any, found: Mapping[str, Any]) -> list[str]:
+    """What differs between two records, the first from a file, in words.
+
+    Raises:
+        ValueError: if a field of the first is not what `identify` makes.
+    """
+    known = checked("comfyui", known, RECORD)
     said = []
     if known["sampling"] != found["sampling"]:
         said.append(f"model sampling: measured with {known['sampling'][:1]}, this model has {found['sampling'][:1]}")
@@ -78,7 +110,7 @@ def gap(one: Sequence[float], other: Sequence[float]) -> float:
         return math.inf
     off = math.dist(one, other)
     size = math.hypot(*one)
-    return 0.0 if off == 0.0 else math.inf if size == 0.0 or math.isnan(off) else off / size
+    return 0.0 if off == 0.0 else off / size if 0.0 < size < math.inf and math.isfinite(off) else math.inf
 
 
 def signs(n: int) -> Tensor:

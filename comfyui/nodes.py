@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import comfy.model_management
 import comfy.model_sampling
@@ -19,6 +19,8 @@ import comfy.utils
 import folder_paths
 import torch
 
+from steindiff._checks import Within, integer, shown
+from steindiff._serialization import decode
 from steindiff.calibrating import Progress, Recipe, calibrate
 from steindiff.calibration import Calibration
 from steindiff.grids import LogSNR
@@ -54,10 +56,9 @@ def target(name: str) -> Path:
     Raises:
         ValueError: if it is not a plain file name.
     """
-    name = name.removesuffix(".json")
-    if not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name := name.removesuffix(".json")):
         raise ValueError(
-            f"name must be a file name of at most 99 letters, digits, spaces and _ + - . ( ), got {name[:40]!r}"
+            f"name must be a file name of at most 99 letters, digits, spaces and _ + - . ( ), got {shown(name)}"
         )
     return Path(folder_paths.get_output_directory()) / KIND / f"{name}.json"
 
@@ -156,7 +157,7 @@ class SteinDiffSampler:
         Raises:
             ValueError: if the calibration was measured with another solver than the one chosen.
         """
-        chosen = None if solver == AUTO else SOLVERS[solver]
+        chosen = None if solver == AUTO else SOLVERS.resolve("solver", solver)
         if calibration is not None and (said := calibration.differences(solver=chosen)):
             raise ValueError(f"calibration does not fit: {said[0]}; set solver to {AUTO}")
         return (comfy.samplers.KSAMPLER(replaying, {"options": (solver, calibration, check)}),)
@@ -227,8 +228,13 @@ class SteinDiffCalibrate:
             ValueError: if an input is out of range, or another calibration has that name.
         """
         path = target(name)
+        for count, value in counts.items():  # what is linked to an input has not been checked
+            limits = self.INPUT_TYPES()["required"][count][1]
+            Within(limits["min"], limits["max"])(count, integer(count, value))
+        decode("existing", existing, Literal["reuse", "overwrite"])
         evaluations, samples, batch = counts["evaluations"], counts["samples"], counts["batch"]
-        levels_for(SOLVERS[solver], LogSNR(to_zero=True), EDM(), evaluations)  # refuse before a model is loaded
+        # Refuse before a model is loaded.
+        levels_for(SOLVERS.resolve("solver", solver), LogSNR(to_zero=True), EDM(), evaluations)
         recipe = Recipe(
             seeds=range(10**6, 10**6 + samples),
             search=Search(iterations=counts["search"]) if counts["search"] else None,
@@ -296,7 +302,7 @@ class Measurement:
         said = found.differences(solver=SOLVERS[self.solver], nfe=self.evaluations) + unlike(found, conditions, x)
         made = found.provenance
         if made.get("seeds") != [self.recipe.seeds[0], len(self.recipe.seeds)]:
-            said.append(f"samples: measured on {(made.get('seeds') or [0, '?'])[-1]}")
+            said.append(f"samples: measured on seeds {shown(made.get('seeds'))}")
         if made.get("search") != repr(self.recipe.search):
             said.append("search: measured with another number of rounds")
         if said:
@@ -407,7 +413,7 @@ class SteinDiffLoadCalibration:
         files = folder_paths.get_filename_list(KIND)
         path = folder_paths.get_full_path(KIND, file) if file in files else None
         if path is None:
-            raise ValueError(f"file must be one of output/steindiff or models/steindiff, got {file[:80]!r}")
+            raise ValueError(f"file must be one of output/steindiff or models/steindiff, got {shown(file)}")
         return (Calibration.load(path),)
 
 

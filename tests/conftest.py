@@ -16,6 +16,12 @@ torch.set_num_threads(1)
 # No test depends on the clock: neither a deadline nor a health check that measures time. The suite tries the same cases
 # every time; `make fuzz` tries more, and prints the seed of what fails.
 CLOCKS = [HealthCheck.too_slow]
-settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=CLOCKS)
-settings.register_profile("fuzz", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=CLOCKS)
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=40, suppress_health_check=CLOCKS)
+settings.register_profile(
+    "fuzz",
+    deadline=None,
+    max_examples=int(os.environ.get("FUZZ_CASES", "2000")),
+    print_blob=True,
+    suppress_health_check=CLOCKS,
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))

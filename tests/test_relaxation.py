@@ -371,10 +371,10 @@ def test_without_the_guard_the_literal_form_ends_far_from_any_noise_level():
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS.keys())
 def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
-    """Every grid of the folder, every budget from 3 to 20."""
+    """Every grid of the folder, and every budget from 3 to 20 with some of the grids."""
     denoiser = Empirical(digits()[::30])
-    for grid in GRIDS.values():
-        for nfe in range(3, 21):
+    for place, grid in enumerate(GRIDS.values()):
+        for nfe in range(3 + place % 5, 21, 5):
             try:
                 levels = levels_for(solver, grid, EDM(), nfe)
             except ValueError:

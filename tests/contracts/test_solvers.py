@@ -58,7 +58,7 @@ def error(solver: Solver, problem: str, steps: int, span: tuple[float, float]) -
     longer = Levels((*levels.levels, *(EDM().level(low - k * width / 8) for k in (1, 2, 3, 4))), EDM())
     x = torch.linspace(-1.5, 1.5, 9, dtype=FLOAT)[:, None] * torch.ones(3 if problem == "gaussian" else 1, dtype=FLOAT)
     x = x * levels[0].sigma
-    states = [exact.flow(x, levels[0], level) for level in levels]
+    states = [exact.flow(x, levels[0], level) for level in levels[: lead + 1]]
     history = tuple(
         Evaluation(states[k], exact.denoiser(states[k], levels[k]), levels[k]) for k in reversed(range(lead + 1))
     )
@@ -68,7 +68,7 @@ def error(solver: Solver, problem: str, steps: int, span: tuple[float, float]) -
     for i in range(lead, levels.steps):
         x, evaluations = Step(solver.tableau(longer, i), exact.denoiser, history)(x)
         history = (*reversed(evaluations), *history)[: solver.memory]
-    return float((x - states[-1]).abs().max())
+    return float((x - exact.flow(states[0], levels[0], levels[-1])).abs().max())
 
 
 @solvers

@@ -1,4 +1,4 @@
-"""A folder for damaged files: `make fuzz` tries 2,000 cases of each test, the suite 100."""
+"""A folder for damaged files: `make fuzz` tries 2,000 cases of each test, the suite 40."""
 
 from __future__ import annotations
 

@@ -9,15 +9,20 @@ weights, the originals kept in `backup`, or, in low memory, added while a layer 
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+PACK = Path(__file__).parents[2] / "comfyui"
 SHAPE = (4, 8, 8)
 
 
@@ -361,3 +366,20 @@ def modules(root: Path) -> tuple[dict[str, ModuleType], Interruption]:
         if "." in name:
             setattr(made["comfy"], name.removeprefix("comfy."), made[name])
     return made, button
+
+
+@contextmanager
+def imported(root: Path) -> Iterator[ModuleType]:
+    """The node pack as ComfyUI imports it, with the stand-in in place of ComfyUI."""
+    made, button = modules(root)
+    spec = importlib.util.spec_from_file_location("steindiff_nodes", PACK / "__init__.py")
+    pack = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in {**made, "steindiff_nodes": pack}.items():
+            patch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(pack)
+        pack.button, pack.output, pack.folder_paths = button, root / "output" / "steindiff", made["folder_paths"]
+        ProgressBar.made.clear()
+        yield pack
+    for part in ("nodes", "identity"):
+        sys.modules.pop(f"steindiff_nodes.{part}", None)

@@ -280,17 +280,50 @@ def stable_diffusion_adapter() -> Any:
     return sd(diffusers.StableDiffusionAdapterPipeline, adapter=adapter), call
 
 
-@host(refused="additional_residuals? changes from step to step", note="residuals depend on the state")
+def controlled(cls: type[Any], pipe: Any, *, several: bool = False) -> Any:
+    """A pipeline with a ControlNet of its network, or with two."""
+
+    def controlnet() -> Any:
+        made = diffusers.ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(8, 16))
+        nn.init.normal_(made.controlnet_mid_block.weight, std=0.3)
+        return made
+
+    parts = {**pipe.components, "controlnet": [controlnet(), controlnet()] if several else controlnet()}
+    return make(cls, **parts)
+
+
+CONTROLLED = {"guidance_scale": 5.0, "controlnet_conditioning_scale": 0.8, "height": 32, "width": 32}
+
+
+@host(note="the ControlNet is evaluated beside the network")
 def stable_diffusion_controlnet() -> Any:
-    pipe = sd(diffusers.StableDiffusionPipeline)
-    controlnet = diffusers.ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(8, 16))
-    nn.init.normal_(controlnet.controlnet_mid_block.weight, std=0.3)
-    parts = {**pipe.components, "controlnet": controlnet}
-    return make(diffusers.StableDiffusionControlNetPipeline, **parts), {
-        **embeds(),
-        "image": images(size=32),
-        "guidance_scale": 5.0,
-    }
+    pipe = controlled(diffusers.StableDiffusionControlNetPipeline, sd(diffusers.StableDiffusionPipeline))
+    return pipe, {**embeds(), **CONTROLLED, "image": images(size=32)}
+
+
+@host(note="two ControlNets")
+def stable_diffusion_controlnets() -> Any:
+    pipe = controlled(diffusers.StableDiffusionControlNetPipeline, sd(diffusers.StableDiffusionPipeline), several=True)
+    pictures = [images(size=32), images(size=32).flip(-1)]
+    return pipe, {**embeds(), **CONTROLLED, "image": pictures, "controlnet_conditioning_scale": [0.8, 0.5]}
+
+
+@host(refused="residuals? changes from step to step", note="a ControlNet in guess mode")
+def stable_diffusion_controlnet_guess() -> Any:
+    pipe, call = stable_diffusion_controlnet()
+    return pipe, {**call, "guess_mode": True}
+
+
+@host(refused="conditioning_scale changes from step to step", note="a ControlNet that acts in some steps")
+def stable_diffusion_controlnet_early() -> Any:
+    pipe, call = stable_diffusion_controlnet()
+    return pipe, {**call, "control_guidance_end": 0.5}
+
+
+@host(note="the ControlNet is evaluated beside the network")
+def stable_diffusion_xl_controlnet() -> Any:
+    pipe = controlled(diffusers.StableDiffusionXLControlNetPipeline, sdxl(diffusers.StableDiffusionXLPipeline))
+    return pipe, {**embeds(*XL), **CONTROLLED, "image": images(size=32)}
 
 
 @host(refused="neither the network's output", note="attention is perturbed for a third condition")
@@ -694,7 +727,7 @@ def flux_kontext() -> Any:
     return flux_like(diffusers.FluxKontextPipeline), call
 
 
-@host(refused="controlnet_block_samples changes from step to step", note="residuals depend on the state")
+@host(note="the ControlNet is evaluated beside the network")
 def flux_controlnet() -> Any:
     controlnet = diffusers.FluxControlNetModel.from_transformer(
         flux_net(), num_layers=1, num_single_layers=0, attention_head_dim=16, num_attention_heads=1
@@ -1149,9 +1182,10 @@ def wan_22_5b() -> Any:
     return make(diffusers.WanPipeline, **wan_parts(), expand_timesteps=True), WAN
 
 
-@host(solver=UniPCBh2(2), refused="has the networks", note="Wan2.2-A14B: two networks take turns")
+@host(solver=UniPCBh2(2), note="Wan2.2-A14B: another network and weight below a boundary")
 def wan_22_a14b() -> Any:
-    return make(diffusers.WanPipeline, **wan_parts(transformer_2=wan_net()), boundary_ratio=0.9), WAN
+    pipe = make(diffusers.WanPipeline, **wan_parts(transformer_2=wan_net()), boundary_ratio=0.875)
+    return pipe, {**WAN, "guidance_scale_2": 3.0}
 
 
 @host(solver=UniPCBh2(2), note="the image's latents are a condition")

@@ -19,7 +19,7 @@ from steindiff import sample
 from steindiff._files import write_json
 from steindiff.bases import natural_basis
 from steindiff.integrations.diffusers import scheduler_for
-from steindiff.integrations.diffusers.capture import Recording, capture, network_of
+from steindiff.integrations.diffusers.capture import Recording, capture
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
@@ -49,11 +49,11 @@ def examine(name: str, host: Host) -> dict[str, Any]:
         captured = capture(pipe, scheduler, **call)
     except ValueError as error:
         return {**row, "refused": str(error)}
-    recording = Recording(network_of(pipe))
+    recording = Recording(pipe)
     before, pipe.scheduler = pipe.scheduler, scheduler
     generator = torch.Generator().manual_seed(0)  # the capture's: some pipelines draw conditions as well
     try:
-        with recording.of(pipe, scheduler):
+        with recording.of(scheduler):
             pipe(**{"num_inference_steps": STEPS, "generator": generator, "output_type": "latent", **call})
     finally:
         pipe.scheduler = before

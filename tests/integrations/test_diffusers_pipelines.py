@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -111,6 +111,12 @@ CASES = {
         {"copies": 2, "conditional": 0, "weight": 2.5},
     ),
 }
+CASES["controlnet"] = Case(
+    seeded(hosts.stable_diffusion_xl_controlnet),
+    {**hosts.stable_diffusion_xl_controlnet()[1], "output_type": "latent"},
+    1,
+    {"copies": 2, "weight": 5.0},
+)
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
@@ -747,6 +753,102 @@ def test_another_resolution_is_refused(name: str):
         pytest.raises(ValueError, match=r"the calibration is for \(4, 8, 8\) \(another resolution or model\)"),
     ):
         run(pipe, **{**case.call, "height": 32})
+
+
+class TestControlNets:
+    """A ControlNet is part of the network: it is recognised, and so is its strength."""
+
+    def test_another_strength_is_refused(self):
+        case, calibration = CASES["controlnet"], calibrated("controlnet")
+        pipe = case.make()
+        with (
+            ours.stabilize(pipe, calibration),
+            pytest.raises(ValueError, match=r"controlnet_conditioning_scale: measured with \[0.8\] in every step"),
+        ):
+            run(pipe, **{**case.call, "controlnet_conditioning_scale": 0.5})
+
+    def test_one_that_stops_is_refused(self):
+        case, calibration = CASES["controlnet"], calibrated("controlnet")
+        pipe = case.make()
+        with (
+            ours.stabilize(pipe, calibration),
+            pytest.raises(ValueError, match=r"measured with \[0.8\] in every step, this run has \[0.0\]"),
+        ):
+            run(pipe, **{**case.call, "control_guidance_end": 0.5})
+
+    def test_another_one_is_refused(self):
+        pipe = CASES["controlnet"].make()
+        torch.nn.init.normal_(pipe.controlnet.conv_in.weight)
+        for weight in pipe.controlnet.parameters():
+            weight.data.mul_(-1.0)
+        with pytest.raises(ValueError, match="weights differ by"):
+            ours.stabilize(pipe, calibrated("controlnet"))
+
+    def test_with_and_without_one_are_told_apart(self):
+        pipe = CASES["controlnet"].make()
+        parts = {name: part for name, part in pipe.components.items() if name != "controlnet"}
+        plain = hosts.make(diffusers.StableDiffusionXLPipeline, **parts)
+        with pytest.raises(ValueError, match="controlnet: the calibration was measured with one"):
+            ours.stabilize(plain, calibrated("controlnet"))
+        without = dict(calibrated("controlnet").conditions)
+        del without["controlnet"], without["controlnet_scale"]
+        with pytest.raises(ValueError, match="controlnet: the calibration was measured without one"):
+            ours.stabilize(pipe, replace(calibrated("controlnet"), conditions=without))
+
+
+class TestNetworksThatTakeTurns:
+    """Wan2.2-A14B: the timestep decides which network is asked, and with which weight."""
+
+    CALL: ClassVar = {**hosts.wan_22_a14b()[1], "output_type": "latent"}
+
+    @staticmethod
+    @functools.cache
+    def made() -> tuple[Any, Calibration]:
+        pipe = seeded(hosts.wan_22_a14b)()
+        return pipe, ours.calibrate(pipe, nfe=5, **QUICK, **TestNetworksThatTakeTurns.CALL)
+
+    def test_both_are_asked_as_in_our_loop(self):
+        pipe, calibration = self.made()
+        assert calibration.conditions["guidance"]["weight"] == 4.0
+        assert calibration.conditions["guidance_later"]["weight"] == 3.0
+        asked = []
+        hook = pipe.transformer_2.register_forward_pre_hook(lambda *_: asked.append(1))
+        with ours.stabilize(pipe, calibration):
+            first, last, calls = run(pipe, **self.CALL)
+            hook.remove()
+            assert calls + len(asked) == 2 * 5
+            assert calls, "the first network is asked"
+            assert asked, "and so is the second"
+            captured = capture(pipe, ours.scheduler_for(pipe.scheduler, calibration.solver), **self.CALL)
+        mine = sample(captured.denoiser(range(2)), first, calibration.levels, calibration.solver, calibration.replay())
+        assert_close(last, mine.x)
+
+    def test_another_weight_of_the_second_is_refused(self):
+        pipe, calibration = self.made()
+        with (
+            ours.stabilize(pipe, calibration),
+            pytest.raises(ValueError, match=r"guidance: measured with .*weight=3\.0"),
+        ):
+            run(pipe, **{**self.CALL, "guidance_scale_2": 2.0})
+
+    def test_another_boundary_or_order_is_refused(self):
+        pipe, calibration = self.made()
+        single = {name: part for name, part in pipe.components.items() if name != "transformer_2"}
+        other = seeded(hosts.wan_22_a14b)()
+        other.register_to_config(boundary_ratio=0.5)
+        with pytest.raises(ValueError, match=r"boundary_ratio: measured with 0.875, the pipeline has 0.5"):
+            ours.stabilize(other, calibration)
+        other.transformer, other.transformer_2 = other.transformer_2, other.transformer
+        with pytest.raises(ValueError, match="its weights differ by"):
+            ours.stabilize(other, calibration)
+        with pytest.raises(ValueError, match="network_later: the calibration was measured with one"):
+            ours.stabilize(hosts.make(diffusers.WanPipeline, **single), calibration)
+
+    def test_a_boundary_that_four_steps_do_not_show_is_refused(self):
+        pipe = seeded(hosts.wan_22_a14b)()
+        pipe.register_to_config(boundary_ratio=0.9999)
+        with pytest.raises(ValueError, match="one of its networks is asked in 0 recorded steps, need 2"):
+            ours.calibrate(pipe, nfe=5, **QUICK, **self.CALL)
 
 
 def test_calibrations_from_elsewhere_are_refused():

@@ -112,7 +112,7 @@ def combine(basis: Basis, weights: Tensor, features: Sequence[Tensor]) -> Tensor
 def typical_scale(still: Tensor, cross: Tensor, moved: Tensor, target: Tensor, bound: float) -> Tensor:
     r"""The s in [1/bound, bound] with E log(still + 2 s cross + s² moved) = E log target; all `(N, K)`, s `(K,)`.
 
-    By Newton's method in u = log s, and by bisection where it leaves the bracket: |A + s B|² grows with s wherever B adds
+    By Newton's method in u = log s, by bisection where it leaves the bracket: |A + s B|² grows with s wherever B adds
     to A. Where there is no root within the bounds, s is the nearer one.
     """
     still, cross, moved, target = map(gather, (still, cross, moved, target))  # all are here, and nobody waits again

@@ -21,7 +21,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,13 +36,17 @@ from steindiff.integrations.diffusers.networks import (
     PICKS,
     Call,
     Dealt,
+    FromSide,
     Guidance,
     Guided,
     Inputs,
     Time,
     answer,
+    copied,
     fitted,
+    leaves,
     names,
+    with_side,
 )
 from steindiff.integrations.identity import uncompiled
 
@@ -66,12 +70,13 @@ CHANGING: dict[str, tuple[Any, ...]] = {
 
 
 def network_of(pipe: Any) -> nn.Module:
-    """The network a pipeline evaluates at every step.
+    """The network a pipeline evaluates at every step, or at the first ones.
 
     Raises:
-        ValueError: if the pipeline has none, or several that take turns.
+        ValueError: if the pipeline has none, or several that take turns in a way that is not known.
     """
-    found = [name for name in NETWORKS if pipe.components.get(name) is not None]
+    later = later_of(pipe)
+    found = [name for name in NETWORKS if pipe.components.get(name) not in (None, later)]
     if len(found) != 1:
         raise ValueError(
             f"pipe = {type(pipe).__name__}: has the networks {found}, need exactly one of {', '.join(NETWORKS)}"
@@ -80,11 +85,24 @@ def network_of(pipe: Any) -> nn.Module:
     return module
 
 
-def copied(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Arguments as they are now: copies of containers, which others empty or refill, and `leaf` of all else."""
-    if isinstance(value, Mapping):
-        return {key: copied(inner, leaf) for key, inner in value.items()}
-    return type(value)(copied(inner, leaf) for inner in value) if type(value) in (list, tuple) else leaf(value)
+def later_of(pipe: Any) -> nn.Module | None:
+    """The network that takes over below a timestep (Wan2.2-A14B), if a pipeline has one."""
+    if getattr(pipe, "config", {}).get("boundary_ratio") is None:
+        return None
+    found = pipe.components.get("transformer_2")
+    return found if isinstance(found, nn.Module) else None
+
+
+def side_of(pipe: Any) -> nn.Module | None:
+    """The network whose answers are conditions of the one a pipeline evaluates: its ControlNet, if it has one."""
+    found = pipe.components.get("controlnet")
+    return found if isinstance(found, nn.Module) else None
+
+
+def modules_of(pipe: Any) -> dict[str, nn.Module]:
+    """All networks a pipeline evaluates in its steps, by what a calibration calls them."""
+    found = {"network": network_of(pipe), "network_later": later_of(pipe), "controlnet": side_of(pipe)}
+    return {name: module for name, module in found.items() if module is not None}
 
 
 def own(value: Any) -> Any:
@@ -110,26 +128,31 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of the network.
+    """One call of a network.
 
     Attributes:
+        module: the network.
         conditions: its arguments by name, without state and time.
         state: what it was given for the state; `(rows, *)`, stacked if it takes a list.
         listed: whether it takes a list.
         time: the time it was told.
         output: its answer.
+        side: the call of another network that made some of the conditions.
     """
 
+    module: nn.Module
     conditions: dict[str, Any]
     state: Tensor
     listed: bool
     time: Tensor
     output: Any
+    side: Asked | None = None
 
-    def arguments(self, module: nn.Module) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The call's arguments by name."""
-        state, time = names(module)
-        return {state: list(self.state) if self.listed else self.state, time: self.time, **self.conditions}
+        state, time = names(self.module)
+        given = self.conditions if self.side is None else with_side(self.conditions, self.side.output)
+        return {state: list(self.state) if self.listed else self.state, time: self.time, **given}
 
 
 @dataclass(frozen=True)
@@ -154,37 +177,51 @@ class Recorded:
 
 
 class Recording:
-    """The steps taken with a network and a scheduler, and what the pipeline made tokens of."""
+    """The steps a pipeline takes with its networks and a scheduler, and what it makes tokens of."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, pipe: Any) -> None:
         self.steps: list[Recorded] = []
         self.packed: list[tuple[Tensor, Tensor]] = []
-        self._module = module
-        self._signature = inspect.signature(uncompiled(module).forward)
+        self._pipe = pipe
+        self._modules = modules_of(pipe)
         self._given: list[dict[str, Any]] = []
         self._calls: list[Asked] = []
+        self._side: Asked | None = None
 
-    def asked(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The network is called."""
+    def asked(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A network is called."""
         given: dict[str, Any] = {}
-        for name, value in self._signature.bind(*args, **kwargs).arguments.items():
-            kind = self._signature.parameters[name].kind
+        signature = inspect.signature(uncompiled(module).forward)
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            kind = signature.parameters[name].kind
             given |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        self._given.append(copied(given, own) if not self.steps else copied(given))
+        made = [] if self._side is None or module is self._side.module else leaves(self._side.output)
 
-    def answered(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """The network has answered."""
-        given, (state, time) = self._given.pop(), names(self._module)
+        def kept(value: Any) -> Any:
+            place = next((k for k, tensor in enumerate(made) if tensor is value), None)
+            if place is not None:
+                return FromSide(place)
+            return value if self.steps else own(value)
+
+        self._given.append(copied(given, kept))
+
+    def answered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """A network has answered."""
+        given, (state, time) = self._given.pop(), names(module)
         x, told = given.pop(state), torch.as_tensor(given.pop(time))
         given.pop("return_dict", None)
         listed = not isinstance(x, Tensor)
         x = torch.stack(list(x)) if listed else x.clone()
-        self._calls.append(Asked(given, x, listed, told.clone(), answer(output)))
+        asked = Asked(module, given, x, listed, told.clone(), output)
+        if module is self._modules.get("controlnet"):
+            self._side = asked
+        else:
+            self._calls.append(replace(asked, output=answer(output), side=self._side))
 
     @contextmanager
-    def of(self, pipe: Any, scheduler: Any) -> Iterator[None]:
-        """Record while the pipeline runs."""
-        step = scheduler.step
+    def of(self, scheduler: Any) -> Iterator[None]:
+        """Record while the pipeline runs with this scheduler."""
+        pipe, step = self._pipe, scheduler.step
         pack: Any = getattr(pipe, "_pack_latents", None)
 
         @functools.wraps(step)
@@ -195,6 +232,7 @@ class Recording:
             result = output[0] if isinstance(output, tuple) else output.prev_sample
             self.steps.append(Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result.clone()))
             self._calls.clear()
+            self._side = None
             return output
 
         def packing(latents: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -202,10 +240,8 @@ class Recording:
             self.packed.append((latents, tokens))
             return tokens
 
-        hooks = (
-            self._module.register_forward_pre_hook(self.asked, with_kwargs=True),
-            self._module.register_forward_hook(self.answered, with_kwargs=True),
-        )
+        hooks = [module.register_forward_pre_hook(self.asked, with_kwargs=True) for module in self._modules.values()]
+        hooks += [module.register_forward_hook(self.answered, with_kwargs=True) for module in self._modules.values()]
         scheduler.step = stepped
         if pack is not None:
             pipe._pack_latents = packing
@@ -325,24 +361,23 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
     )
 
 
-def time_of(pipe: Any, steps: Sequence[Recorded], call: int) -> Time:
-    """The time a network is told, as a function of the scheduler's timesteps.
+def time_of(pipe: Any, steps: Sequence[Recorded], calls: Sequence[Asked]) -> Time:
+    """The time a network is told, in one call a step, as a function of the scheduler's timesteps.
 
     Raises:
         ValueError: if no affine function gives all of them, or a network is told several times at once.
     """
     t = torch.tensor([step.timestep for step in steps], dtype=torch.float64)
-    told = torch.stack([step.calls[call].time.double().flatten()[0].cpu() for step in steps])
-    for step in steps:
-        times = step.calls[call].time
-        if not bool((times == times.flatten()[0]).all()):
+    told = torch.stack([call.time.double().flatten()[0].cpu() for call in calls])
+    for call in calls:
+        if not bool((call.time == call.time.flatten()[0]).all()):
             raise ValueError(
                 f"pipe = {type(pipe).__name__}: its network is told several times at once (frames or tokens that are "
                 "given, not made); only pipelines that make all of them can be calibrated"
             )
     slope = float((told[0] - told[-1]) / (t[0] - t[-1]))
     power = math.copysign(10.0 ** round(math.log10(abs(slope))), slope) if slope else 0.0
-    time = steps[0].calls[call].time
+    time = calls[0].time
     dtype = time.dtype if time.is_floating_point() else torch.float32
     eps = torch.finfo(dtype).eps
     for unit in (power, slope):
@@ -390,46 +425,73 @@ def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
     )
 
 
-def rebuild(
-    pipe: Any, module: nn.Module, steps: Sequence[Recorded], guidance: Guidance, samples: int, layout: Layout
-) -> Guided:
-    """The network's calls of a step as a function of state and time."""
-    calls = []
-    for k, asked in enumerate(steps[0].calls):
-        copies = len(asked.state) // samples
-        calls.append(
-            Call(
-                module,
-                asked.conditions,
-                copies,
-                samples,
-                time_of(pipe, steps, k),
-                asked.state.device,
-                asked.state.dtype,
-                inputs_of(pipe, asked, steps[0].scaled[:samples], copies),
-            )
+def rebuild(pipe: Any, steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layout | None) -> Guided:
+    """The network's calls of a step as a function of state and time.
+
+    Args:
+        pipe: the pipeline.
+        steps: at least two.
+        settings: the arguments of the pipeline's call, defaults included.
+        layout: of the state; None: not known.
+
+    Raises:
+        ValueError: if the steps cannot be rebuilt.
+    """
+    name = f"pipe = {type(pipe).__name__}"
+    if len(steps) < 2:
+        raise ValueError(
+            f"{name}: one of its networks is asked in {len(steps)} recorded steps, need 2; move the boundary"
         )
-    return Guided(tuple(calls), guidance, layout=layout)
+    guidance, samples = guidance_of(pipe, steps[0], settings)
+    if layout is None:
+        raise ValueError(
+            f"{name}: its state has shape {tuple(steps[0].sample.shape[1:])} and cannot be told to be a signal or "
+            "the tokens of an image; leave out latents, or calibrate a pipeline that packs its own"
+        )
+
+    def call(calls: Sequence[Asked | None]) -> Call | None:
+        asked = [found for found in calls if found is not None]
+        if len(asked) < len(calls):
+            return None
+        copies = len(asked[0].state) // samples
+        return Call(
+            asked[0].module,
+            asked[0].conditions,
+            copies,
+            samples,
+            time_of(pipe, steps, asked),
+            asked[0].state.device,
+            asked[0].state.dtype,
+            inputs_of(pipe, asked[0], steps[0].scaled[:samples], copies),
+            side=call([found.side for found in asked]),
+        )
+
+    made = (call(each) for each in zip(*(step.calls for step in steps), strict=False))
+    return Guided(tuple(found for found in made if found is not None), guidance, layout=layout)
 
 
-def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded], samples: int) -> None:
+def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded]) -> None:
     """Refuse a rebuilt network whose arguments or outputs are not what the pipeline had in step i.
 
     Raises:
         ValueError: naming what differs.
     """
-    name, record = f"pipe = {type(pipe).__name__}", steps[i]
+    name, record, samples = f"pipe = {type(pipe).__name__}", steps[i], network.calls[0].batch
     if i and not torch.equal(steps[i - 1].result[:samples].to(record.sample.dtype), record.sample[:samples]):
         raise ValueError(
             f"{name}: changes the state between steps (blends in a known image, or adds noise), which a calibration "
             "cannot follow; use a network that takes the known image as an input"
+        )
+    if any(call.module is not asked.module for call, asked in zip(network.calls, record.calls, strict=False)):
+        raise ValueError(
+            f"{name}: its networks take turns otherwise than by the time; such pipelines cannot be calibrated"
         )
     if len(record.calls) != len(network.calls):
         raise ValueError(
             f"{name}: calls its network {len(network.calls)} times in the first step and {len(record.calls)} times in "
             f"step {i + 1} of {len(steps)}; only steps that are all alike can be calibrated"
         )
-    for call, asked in zip(network.calls, record.calls, strict=True):
+    for call, asked in with_sides(zip(network.calls, record.calls, strict=True)):
         changed = [
             key
             for key in call.conditions.keys() | asked.conditions.keys()
@@ -437,8 +499,9 @@ def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded], sa
         ]
         if changed:
             raise ValueError(
-                f"{name}: the network's argument {sorted(changed)[0]} changes from step to step (a ControlNet, or a "
-                "condition that depends on the time), which a calibration cannot follow"
+                f"{name}: the network's argument {sorted(changed)[0]} changes from step to step (a ControlNet that "
+                "guesses or acts in some steps, or a condition that depends on the time), which a calibration cannot "
+                "follow"
             )
         made = inputs_of(pipe, asked, record.scaled[:samples], call.copies)
         assert call.inputs is not None, "recorded calls have inputs"
@@ -456,40 +519,46 @@ def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded], sa
         )
 
 
-def check_network(pipe: Any, module: nn.Module, record: Recorded) -> None:
+def with_sides(calls: Iterable[tuple[Call, Asked]]) -> Iterator[tuple[Call, Asked]]:
+    """Calls, as rebuilt and as recorded, each followed by that of the other network that made conditions of it."""
+    for call, asked in calls:
+        yield call, asked
+        if call.side is not None and asked.side is not None:
+            yield call.side, asked.side
+
+
+def check_network(pipe: Any, network: Guided, record: Recorded) -> None:
     """Refuse a network that answers differently when it is asked again.
 
     Raises:
         ValueError: saying by how much.
     """
-    for asked in record.calls:
-        arguments = asked.arguments(module)
+    for call, asked in with_sides(zip(network.calls, record.calls, strict=True)):
+        arguments = asked.arguments()
+
+        def flat(output: Any) -> Tensor:
+            return torch.cat([tensor.flatten().float() for tensor in leaves(output)])
+
+        recorded, dtype = flat(asked.output), leaves(asked.output)[0].dtype
         with torch.no_grad():
-            again, once_more = (
-                fitted(answer(module(**{**copied(arguments), "return_dict": False})), asked_shape(asked)) for _ in "ab"
-            )
-        recorded = fitted(asked.output, asked_shape(asked)).float()
-        noise = float((again.float() - once_more.float()).norm() / recorded.norm().clamp(min=1e-12))
-        gap = float((again.float() - recorded).norm() / recorded.norm().clamp(min=1e-12))
-        if not gap <= 4.0 * noise + max(torch.finfo(again.dtype).eps, 1e-5) or noise > 0.05:
+            outputs = [call.module(**{**copied(arguments), "return_dict": False}) for _ in "ab"]
+        again, once_more = (flat(output)[: len(recorded)] for output in outputs)
+        noise = float((again - once_more).norm() / recorded.norm().clamp(min=1e-12))
+        gap = float((again - recorded).norm() / recorded.norm().clamp(min=1e-12))
+        if not gap <= 4.0 * noise + max(torch.finfo(dtype).eps, 1e-5) or noise > 0.05:
             raise ValueError(
                 f"pipe = {type(pipe).__name__}: its network, asked again, is off by {max(gap, noise):.1%}; networks "
                 "must be in evaluation mode, and the pipeline must not change them while it runs"
             )
 
 
-def asked_shape(asked: Asked) -> tuple[int, ...]:
-    """The shape of one answer."""
-    output = asked.output
-    return tuple(output[0].shape) if isinstance(output, list | tuple) else tuple(output.shape[1:])
-
-
-def dealing(pipe: Any, network: Guided, record: Recorded, samples: int, batch: int) -> Guided:
+def dealing(pipe: Any, network: Guided, record: Recorded, batch: int) -> Guided:
     """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size.
 
     Raises:
         ValueError: if no known way does.
     """
+    samples = network.calls[0].batch
     rows = (samples - 1,) if samples > 1 or batch == 1 else (0, 0)
     x = record.scaled[list(rows)]
     t = torch.full((len(rows),), record.timestep, dtype=torch.float64)
@@ -499,7 +568,7 @@ def dealing(pipe: Any, network: Guided, record: Recorded, samples: int, batch: i
         # Batches of another size round differently; the conditions of another sample are far off.
         tolerance = max(256.0 * torch.finfo(fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
         for tables, pick in itertools.product((False, True), PICKS):
-            chosen = replace(call, pick=pick, tables=tables)
+            chosen = call.dealing(pick, tables=tables)
             try:
                 with torch.no_grad():
                     made = torch.cat(chosen(x, t, rows))
@@ -550,18 +619,18 @@ def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
     return [{name: part(name, value, k) for name, value in call.items()} for k in range(0, n, batch)]
 
 
-def record(pipe: Any, module: nn.Module, scheduler: Any, call: Mapping[str, Any]) -> Recording:
+def record(pipe: Any, scheduler: Any, call: Mapping[str, Any]) -> Recording:
     """Run a pipeline once and record it.
 
     Raises:
         ValueError: if it does not run with this scheduler, or not in steps that call the network.
     """
     name = f"pipe = {type(pipe).__name__}"
-    recording = Recording(module)
+    recording = Recording(pipe)
     before = pipe.scheduler
     pipe.scheduler = scheduler
     try:
-        with recording.of(pipe, scheduler):
+        with recording.of(scheduler):
             pipe(**call)
     except Exception as error:
         why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
@@ -593,32 +662,36 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
     unknown = sorted(call.keys() - signature.parameters.keys())
     if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
         raise ValueError(f"{unknown[0]}: {type(pipe).__name__} takes no such argument")
-    defaults = {"num_inference_steps": STEPS, "output_type": "latent"}
+    below = 0.0 if later_of(pipe) is None else pipe.config["boundary_ratio"] * scheduler.config["num_train_timesteps"]
+    defaults = {"num_inference_steps": 2 * STEPS if below else STEPS, "output_type": "latent"}
     call = {**{key: value for key, value in defaults.items() if key in signature.parameters}, **call}
     parts: list[Guided] = []
     first: Recorded | None = None
     for part in chunks(call, batch):
         if "generator" in signature.parameters and "generator" not in call:
             part["generator"] = torch.Generator().manual_seed(0)
-        recording = record(pipe, module, scheduler, part)
+        recording = record(pipe, scheduler, part)
         steps = recording.steps
         settings = {key: p.default for key, p in signature.parameters.items()} | part
-        guidance, samples = guidance_of(pipe, steps[0], settings)
         layout = layout_from(steps[0].sample.shape[1:], channels_of(pipe, module), recording.packed)
-        if layout is None:
-            raise ValueError(
-                f"{name}: its state has shape {tuple(steps[0].sample.shape[1:])} and cannot be told to be a signal or "
-                "the tokens of an image; leave out latents, or calibrate a pipeline that packs its own"
-            )
-        network = rebuild(pipe, module, steps, guidance, samples, layout)
-        for i in range(len(steps)):
-            check_step(pipe, network, i, steps, samples)
+        stages = [(steps, settings)]
+        if below:
+            second = {**settings, "guidance_scale": settings.get("guidance_scale_2") or settings.get("guidance_scale")}
+            stages = [([step for step in steps if step.timestep >= below], settings)]
+            stages += [([step for step in steps if step.timestep < below], second)]
+        networks = [rebuild(pipe, stage, given, layout) for stage, given in stages]
+        for i, step in enumerate(steps):
+            check_step(pipe, networks[-1 if below > step.timestep else 0], i, steps)
         if first is None:
             first = steps[0]
-            for step in (steps[0], steps[-1]):
-                check_network(pipe, module, step)
-        network = dealing(pipe, network, steps[-1], samples, batch)
-        if parts and (network.guidance, network.layout) != (parts[0].guidance, parts[0].layout):
+            check_network(pipe, networks[0], steps[0])
+            check_network(pipe, networks[-1], steps[-1])
+        networks = [dealing(pipe, one, stage[-1], batch) for one, (stage, _) in zip(networks, stages, strict=True)]
+        network = replace(networks[0], later=networks[1], below=below) if below else networks[0]
+        if parts and any(
+            (a.guidance, a.layout) != (b.guidance, b.layout)
+            for a, b in ((network, parts[0]), (network.at(-1.0), parts[0].at(-1.0)))
+        ):
             raise ValueError(f"{name}: guidance or resolution differ from prompt to prompt; calibrate them apart")
         parts.append(network)
     assert first is not None, "a call has at least one part"

@@ -29,6 +29,33 @@ def names(module: nn.Module) -> tuple[str, str]:
     return parameters[0], time
 
 
+def copied(value: Any, leaf: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Arguments as they are now: copies of containers, which others empty or refill, and `leaf` of all else."""
+    if isinstance(value, Mapping):
+        return {key: copied(inner, leaf) for key, inner in value.items()}
+    return type(value)(copied(inner, leaf) for inner in value) if type(value) in (list, tuple) else leaf(value)
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors in nested containers, in order."""
+    found: list[Tensor] = []
+    copied(value, lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None)
+    return found
+
+
+@dataclass(frozen=True)
+class FromSide:
+    """Stands for a condition that another network makes from the state: tensor number `place` of its answer."""
+
+    place: int
+
+
+def with_side(value: Any, made: Any) -> Any:
+    """Conditions with what the other network has `made` in its places."""
+    tensors = leaves(made)
+    return copied(value, lambda leaf: tensors[leaf.place] if isinstance(leaf, FromSide) else leaf)
+
+
 def by_row(value: Tensor, rows: Tensor, batch: int) -> Tensor:
     """One row for each sample."""
     return value[rows] if value.ndim and len(value) == batch else value
@@ -166,6 +193,7 @@ class Call:
         inputs: how it is given the state; None: as it is.
         pick: how conditions belong to samples.
         tables: whether lists of conditions belong to all samples.
+        side: a network at the same state and time whose answer is among the conditions (a ControlNet).
     """
 
     module: nn.Module
@@ -178,6 +206,7 @@ class Call:
     inputs: Inputs | None = None
     pick: Pick = by_row
     tables: bool = False
+    side: Call | None = None
 
     def arguments(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> dict[str, Any]:
         """What the model is called with for states `x`, `(B, *)`, at timesteps `t`, `(B,)`."""
@@ -197,10 +226,22 @@ class Call:
             **bound,
         }
 
+    def answer(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> Any:
+        """All that the model returns."""
+        arguments = self.arguments(x, t, samples)
+        if self.side is not None:
+            arguments = with_side(arguments, self.side.answer(x, t, samples))
+        return self.module(**{**arguments, "return_dict": False})
+
     def __call__(self, x: Tensor, t: Tensor, samples: Sequence[int]) -> tuple[Tensor, ...]:
         """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, under the conditions of `samples`, once per copy."""
-        out = answer(self.module(**{**self.arguments(x, t, samples), "return_dict": False}))
+        out = answer(self.answer(x, t, samples))
         return fitted(out, x.shape[1:]).to(x.device, x.dtype).chunk(self.copies)
+
+    def dealing(self, pick: Pick, *, tables: bool) -> Call:
+        """The same with conditions that belong to samples in another way."""
+        side = self.side and self.side.dealing(pick, tables=tables)
+        return replace(self, pick=pick, tables=tables, side=side)
 
 
 @dataclass(frozen=True)
@@ -259,15 +300,25 @@ class Guided:
         guidance: combines all their outputs, in order.
         samples: whose conditions to use for the rows of a batch, which must be as many; None: 0, 1, …
         layout: how the model keeps what the state stands for; None: as it is.
+        later: the calls of another model, which takes over below a timestep; None: there is none.
+        below: that timestep.
     """
 
     calls: tuple[Call, ...]
     guidance: Guidance = Guidance()
     samples: tuple[int, ...] | None = None
     layout: Layout | None = None
+    later: Guided | None = None
+    below: float = 0.0
+
+    def at(self, t: float) -> Guided:
+        """What is evaluated at timestep t, which pipelines compare in float32."""
+        return self if self.later is None or not float(torch.tensor(t)) < self.below else self.later
 
     def __call__(self, x: Tensor, t: Tensor) -> Tensor:
-        """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`."""
+        """Evaluate states `x`, `(B, *)`, at timesteps `t`, `(B,)`, all of the same model."""
+        if (here := self.at(float(t[0]))) is not self:
+            return replace(here, samples=self.samples)(x, t)
         samples = range(len(x)) if self.samples is None else self.samples
         state = x if self.layout is None else self.layout.pack(x)
         out = self.guidance.combine([out for call in self.calls for out in call(state, t, samples)])

@@ -35,7 +35,7 @@ from steindiff.calibration import Calibration
 from steindiff.calibration_set import CalibrationSet
 from steindiff.grids.explicit import Explicit
 from steindiff.grids.logsnr import LogSNR
-from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, network_of, parts_of
+from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, modules_of, parts_of
 from steindiff.integrations.diffusers.families import (
     ArctanFamily,
     EDMFamily,
@@ -284,7 +284,7 @@ def calibrate(
                 made.append(found)
                 break
             made.append(with_restarts(found, reference, recipe.fit, stage(n * n / 2)))
-    known = {"network": identify(network_of(pipe))}
+    known = {name: identify(module) for name, module in modules_of(pipe).items()}
     made = [replace(one, conditions={**one.conditions, **known}) for one in made]
     return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
 
@@ -300,12 +300,16 @@ def model_of(pipe: Any, captured: Capture, name: str = "") -> Model:
         name=name or type(pipe).__name__,
         condition=lambda seed: seed % conditions,
     ).trust()
-    facts = {  # a pipeline is known by more than its denoiser can say
+    facts: dict[str, Any] = {  # a pipeline is known by more than its denoiser can say
         "pipeline": type(pipe).__name__,
         "guidance": captured.network.guidance.describe(),
     }
     if isinstance(captured.family, VariancePreserving):
         facts["prediction"] = captured.family.config["prediction_type"]  # hosts that ask for σ must know it
+    if later := captured.network.later:
+        facts |= {"guidance_later": later.guidance.describe(), "boundary": pipe.config["boundary_ratio"]}
+    if side := captured.network.calls[0].side:
+        facts["controlnet_scale"] = strengths(side.conditions)
     vars(model)["conditions"] = facts
     return model
 
@@ -390,18 +394,21 @@ class GuidanceGuard:
 
     Args:
         pipe: the pipeline, asked for its guidance scale.
-        module: the network.
+        modules: the networks it evaluates, as in `modules_of`.
     """
 
-    def __init__(self, pipe: Any, module: nn.Module) -> None:
-        self.module = module
-        self.guidance: Guidance | None = None
+    def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
+        self.modules = dict(modules)
+        self.armed: Calibration | None = None
+        self._control: list[float] | None = None
         self._pipe = weakref.ref(pipe)
         self._thread = 0
+        self._answering = "guidance"
         self._outputs: list[Tensor] = []
         self._embedded: float | None = None
-        hook = module.register_forward_hook(functools.partial(called, weakref.ref(self)), with_kwargs=True)
-        self.remove = weakref.finalize(self, hook.remove)
+        told = functools.partial(called, weakref.ref(self))
+        hooks = [module.register_forward_hook(told, with_kwargs=True) for module in modules.values()]
+        self.remove = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
         GUARDS.add(self)
 
     @property
@@ -412,13 +419,17 @@ class GuidanceGuard:
 
     def arm(self, calibration: Calibration) -> None:
         """A run begins: keep what the network answers until the next step."""
-        self.guidance = guidance_known(calibration)
-        self._thread, self._outputs = threading.get_ident(), []
+        self.armed, self._thread, self._outputs = calibration, threading.get_ident(), []
 
     def answered(self, module: nn.Module, kwargs: Mapping[str, Any], output: Any) -> None:
-        """The network has answered."""
-        if self.guidance is None or module is not self.module or self._thread != threading.get_ident():
+        """A network has answered."""
+        name = next((name for name, known in self.modules.items() if known is module), None)
+        if name is None or self.armed is None or self._thread != threading.get_ident():
             return
+        if name == "controlnet":
+            self._control = strengths(kwargs)
+            return
+        self._answering = "guidance_later" if name == "network_later" else "guidance"
         self._outputs.append(answer(output))
         embedded = kwargs.get("guidance")
         self._embedded = None if embedded is None else float(embedded.flatten()[0])
@@ -429,15 +440,20 @@ class GuidanceGuard:
         Raises:
             ValueError: if the network did not run, or the guidance is another one.
         """
-        if self.guidance is None:
+        if self.armed is None:
             return
-        outputs = self._outputs
+        outputs, control = self._outputs, self._control
         for guard in GUARDS:
-            if guard.module is self.module and guard._thread == self._thread:
-                guard._outputs = []
+            if guard.modules["network"] is self.modules["network"] and guard._thread == self._thread:
+                guard._outputs, guard._control = [], None
         if not outputs:
             raise ValueError("network: not the one the calibration was installed for; call stabilize again")
-        known = self.guidance
+        known = guidance_known(self.armed, self._answering)
+        measured = self.armed.conditions.get("controlnet_scale")
+        if control != measured:
+            raise ValueError(
+                f"controlnet_conditioning_scale: measured with {measured} in every step, this run has {control}"
+            )
         if self._embedded != known.embedded:
             raise ValueError(f"guidance: measured with {known.embedded} as an input, this run has {self._embedded}")
         total = sum(map(len, outputs))
@@ -450,9 +466,9 @@ class GuidanceGuard:
             raise ValueError(f"guidance: measured with {known}, this run {observed(known, parts, model_output)}")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuidanceGuard:
-        twin = GuidanceGuard(self._pipe(), memo.get(id(self.module), self.module))
-        twin.guidance, twin._thread, twin._embedded = self.guidance, self._thread, self._embedded
-        twin._outputs = list(self._outputs)
+        twin = GuidanceGuard(self._pipe(), {name: memo.get(id(part), part) for name, part in self.modules.items()})
+        twin.armed, twin._thread, twin._embedded = self.armed, self._thread, self._embedded
+        twin._answering, twin._control, twin._outputs = self._answering, self._control, list(self._outputs)
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -468,15 +484,21 @@ def called(
         watching.answered(module, kwargs, output)
 
 
-def guidance_known(calibration: Calibration) -> Guidance:
-    """The guidance a calibration was measured with.
+def strengths(arguments: Mapping[str, Any]) -> list[float]:
+    """How strongly ControlNets act, as their arguments say."""
+    given = arguments.get("conditioning_scale", 1.0)
+    return [float(scale) for scale in (given if isinstance(given, list | tuple) else [given])]
+
+
+def guidance_known(calibration: Calibration, name: str = "guidance") -> Guidance:
+    """The guidance a calibration was measured with, by the name of the condition.
 
     Raises:
         ValueError: if what it records is not one.
     """
-    known: Guidance = decode("guidance", calibration.conditions.get("guidance"), Guidance)
+    known: Guidance = decode(name, calibration.conditions.get(name), Guidance)
     if known.copies not in (1, 2) or known.conditional not in range(known.copies):
-        raise ValueError(f"guidance must combine 1 or 2 conditions, got {known}")
+        raise ValueError(f"{name} must combine 1 or 2 conditions, got {known}")
     return known
 
 
@@ -533,33 +555,42 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
         calibration = CalibrationSet.from_dict(carried)
     guard = None
     if check:
-        module = network_of(pipe)
         for one in all_of(calibration):
-            check_network(one, module)
-        guard = GuidanceGuard(pipe, module)
+            check_network(one, pipe)
+        guard = GuidanceGuard(pipe, modules_of(pipe))
     return Stabilized(pipe, scheduler_for(pipe.scheduler, all_of(calibration)[0].solver, calibration), guard)
 
 
-def check_network(calibration: Calibration, module: nn.Module) -> None:
-    """Refuse a network the calibration was not measured on, or a calibration that does not say on which it was.
+def check_network(calibration: Calibration, pipe: Any) -> None:
+    """Refuse networks the calibration was not measured on, or a calibration that does not say on which it was.
 
     Raises:
         ValueError: naming what differs, and what to do.
     """
-    missing = [name for name in ("network", "guidance") if not isinstance(calibration.conditions.get(name), dict)]
+    conditions, modules = calibration.conditions, modules_of(pipe)
+    missing = [name for name in ("network", "guidance") if not isinstance(conditions.get(name), dict)]
     if missing:
         raise ValueError(
             f"calibration: does not record its {' and '.join(missing)}, so it cannot be checked against a pipeline; "
             "make it with steindiff.integrations.diffusers.calibrate, or use stabilize(…, check=False)"
         )
     guidance_known(calibration)
-    try:
-        check_identity(calibration.conditions["network"], module)
-    except ValueError as error:
+    for name in ("network", "network_later", "controlnet"):
+        known, module = conditions.get(name), modules.get(name)
+        if known is not None and module is not None:
+            try:
+                check_identity(known, module)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
+                    "stabilize(…, check=False)"
+                ) from None
+        elif known is not None or module is not None:
+            raise ValueError(f"{name}: the calibration was measured with{'out' if known is None else ''} one")
+    if "boundary" in conditions and conditions["boundary"] != pipe.config["boundary_ratio"]:
         raise ValueError(
-            f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
-            "stabilize(…, check=False)"
-        ) from None
+            f"boundary_ratio: measured with {conditions['boundary']}, the pipeline has {pipe.config['boundary_ratio']}"
+        )
 
 
 __all__ = ["HOST_RECIPE", "Stabilized", "calibrate", "scheduler_for", "stabilize"]

@@ -38,6 +38,7 @@ from diffusers.configuration_utils import register_to_config
 from diffusers.utils import logging
 from torch import Tensor
 
+from steindiff._checks import Within, integer
 from steindiff.averages import PerSample
 from steindiff.calibration import Calibration
 from steindiff.calibration_set import CalibrationSet
@@ -55,6 +56,9 @@ logger = logging.get_logger(__name__)
 
 UNIT_NOISE = 0.99
 """Hosts whose first state is unit noise whatever the schedule may begin where σ is no less than this."""
+
+MOST_TIMES = 10**6
+"""Training times of a scheduler: it makes tables of that length."""
 
 PUBLIC = "steindiff.integrations.diffusers"
 """Where the classes say they live: pipelines record it and look for `SchedulerMixin` there when they are loaded."""
@@ -486,8 +490,13 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs).arguments
         calibration, analytical = given.pop("stein_calibration", None), given.pop("stein_analytical", False)
-        initialise(**given)
-        self._stein_setup(calibration, analytical)
+        count = given.get("num_train_timesteps", 1000)
+        Within(1, MOST_TIMES)("num_train_timesteps", integer("num_train_timesteps", count))
+        try:
+            initialise(**given)
+            self._stein_setup(calibration, analytical)
+        except (TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError, NameError) as error:
+            raise ValueError(f"config of {name}: {error}; take it from the checkpoint's own scheduler") from error
 
     __init__.__signature__ = signature  # type: ignore[attr-defined]
 
