@@ -176,6 +176,7 @@ class Bench:
         real: real images as bytes; precision and recall are to them, where given.
         tf32: let Inception multiply in TF32.
         calibrations: folder to keep calibrations of the default recipe in, and to read them from.
+        shared: other work runs on the device, so that times do not count.
     """
 
     model: Model
@@ -191,6 +192,7 @@ class Bench:
     real: Tensor | None = None
     tf32: bool = False
     calibrations: Path | None = None
+    shared: bool = False
     kept: dict[Any, tuple[Any, Cost]] = field(default_factory=dict)
 
     # What is judged by
@@ -502,6 +504,7 @@ class Bench:
                 "memory_mb": None if cost.memory_mb is None else round(cost.memory_mb),
                 "evaluations": cost.evaluations,
                 "backward_passes": cost.backward_passes,
+                "alone": not self.shared,
             },
             "chosen": dict(prepared.chosen),
             "seed": 0,
@@ -664,6 +667,7 @@ def main() -> None:
         ],
     )
     parser.add_argument("--calibrations", type=Path, help="folder to keep calibrations of the default recipe in")
+    parser.add_argument("--shared", action="store_true", help="other work runs on the device: times do not count")
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--seeds", type=int, default=256, help="seeds a method may prepare with")
@@ -696,6 +700,7 @@ def main() -> None:
         None if args.real is None else real_images(model.name, args.real, min(args.samples, MOST_NEAREST)),
         args.tf32,
         args.calibrations,
+        args.shared,
     )
     if args.calibrations is not None:
         args.calibrations.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from comparison import ABLATIONS, BUDGETS, REPEATED
+from comparison import ABLATIONS, BUDGETS, METHODS, REPEATED
 from pages import fill, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SOLVER = "dpmpp-2m"
+RIVAL = "gits-afs"
+"""The rival with the least own distance that needs no training."""
 
 
 def records(name: str) -> list[dict[str, Any]]:
@@ -25,13 +27,17 @@ def records(name: str) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
-SMALL, LARGE = records("comparison.json"), records("comparison-50k.json")
+SMALL, LARGE, BEFORE = (records(f"{name}.json") for name in ("comparison", "comparison-50k", "cifar10"))
 
 
 def cell(found: list[dict[str, Any]], method: str, nfe: int) -> dict[str, Any] | None:
     """The record of DPM-Solver++(2M) by a method at a budget."""
     same = [r for r in found if (r["method"], r["nfe"], r["solver"]) == (method, nfe, SOLVER)]
     return same[0] if same else None
+
+
+def found(records: list[dict[str, Any]], nfe: int) -> dict[str, Any] | None:
+    return next((r for r in records if r["nfe"] == nfe), None)
 
 
 def number(record: dict[str, Any] | None, key: str, digits: int = 2) -> str:
@@ -52,12 +58,64 @@ def headline() -> str:
     body = []
     for key, title in (("own", "own"), ("fid", "FID")):
         body.append([f"plain, better grid: {title}", *(number(plain(nfe, key), key) for nfe in BUDGETS)])
+        rival = [r for r in SMALL if r["method"] == RIVAL]
+        body.append([f"GITS + AFS, iPNDM-4: {title}", *(number(found(rival, nfe), key) for nfe in BUDGETS)])
         ours = (number(cell(SMALL, "calibrated", nfe), key) for nfe in BUDGETS)
         body.append([f"**calibrated: {title}**", *(f"**{text}**" for text in ours)])
     many = teacher(SMALL)
-    table = rows(["DPM-Solver++(2M), 10,000 samples", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
+    table = rows(["DPM-Solver++(2M) unless named", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
     own, fid = many["own"], many["fid"]
     return f"{table}\n\nThe model itself (Heun, 35 NFE): own {own:.2f}, which is the floor, and FID {fid:.2f}."
+
+
+NAMES = {
+    "dpmpp-2m": "DPM-Solver++(2M)",
+    "dpmpp-3m": "DPM-Solver++(3M)",
+    "unipc-bh1-3": "UniPC-3 (bh1)",
+    "ddim": "DDIM",
+    "ipndm-4": "iPNDM-4",
+    "heun": "Heun",
+}
+
+
+def solvers() -> str:
+    """FID of every solver, plain and calibrated, and own over the floor."""
+    floor = teacher(SMALL)["own"]
+    body = []
+    for solver, title in NAMES.items():
+        ours = {r["nfe"]: r for r in SMALL if r["method"] == "calibrated" and r["solver"] == solver}
+        plain_fids = {
+            nfe: [
+                r["fid"]
+                for r in (*SMALL, *BEFORE)
+                if (r["solver"], r["nfe"], r["samples"]) == (solver, nfe, 10_000)
+                and (r.get("method") in ("edm", "logsnr") or r.get("correction") == "none")
+                and r.get("grid", "edm-min") in ("edm-min", "logsnr-min")
+                and not r.get("options")
+            ]
+            for nfe in BUDGETS
+        }
+        cells = [f"{min(plain_fids[nfe]):.2f}" if plain_fids[nfe] else "–" for nfe in BUDGETS]
+        body.append([title, "plain, better grid: FID", *cells])
+        body.append(["", "calibrated: FID", *(number(ours.get(nfe), "fid") for nfe in BUDGETS)])
+        ratios = [f"{ours[nfe]['own'] / floor:.2f}" if nfe in ours else "–" for nfe in BUDGETS]
+        body.append(["", "calibrated: own / floor", *ratios])
+    return rows(["solver", "10,000 samples", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
+
+
+def fashion() -> str:
+    """The VP network: own distances."""
+    found = [r for r in records("variants.json") if r["model"] == "fashion"]
+    body = [
+        [METHODS[r["method"]].title, str(r["nfe"]), f"{r['own']:.2f}", f"{r['own_second']:.2f}", f"{r['spread']:.3f}"]
+        for r in found
+    ]
+    return rows(["Fashion-MNIST, 10,000 samples", "NFE", "own", "own, second features", "spread"], body)
+
+
+def heading(nfe: int) -> str:
+    """These were run before two differences became the default from five steps on."""
+    return f"{nfe} NFE, one difference" if nfe >= 5 else f"{nfe} NFE"
 
 
 def fifty_thousand() -> str:
@@ -67,7 +125,7 @@ def fifty_thousand() -> str:
         for key, title in (("own", "own"), ("fid", "FID"))
     ]
     many = teacher(LARGE)
-    table = rows(["DPM-Solver++(2M), 50,000 samples", *(f"{nfe} NFE" for nfe in sorted(found))], body)
+    table = rows(["DPM-Solver++(2M), 50,000 samples", *(heading(nfe) for nfe in sorted(found))], body)
     return f"{table}\n\nThe model itself: own {many['own']:.2f}, FID {many['fid']:.2f}."
 
 
@@ -100,7 +158,7 @@ def repeated() -> str:
             values = [r[key] for r in kept]
             line.append(f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}")
         body.append(line)
-    return rows(["5 NFE", "own", "FID", "spread"], body)
+    return rows(["5 NFE, one difference", "own", "FID", "spread"], body)
 
 
 def curve(path: Path) -> None:
@@ -124,6 +182,8 @@ def main() -> None:
     for page in (ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs" / "method.md"):
         for name, make in (
             ("headline", headline),
+            ("solvers", solvers),
+            ("fashion", fashion),
             ("large", fifty_thousand),
             ("ablation", ablation),
             ("repeated", repeated),

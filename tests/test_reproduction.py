@@ -25,7 +25,8 @@ def cells(better: int, equal: int, worse: int) -> list[dict]:
         ((9, 0, 1), "**in part**"),
         ((5, 5, 0), "**in part**"),
         ((1, 9, 0), "**does not hold**"),
-        ((0, 0, 4), "**does not hold**"),
+        ((0, 0, 8), "**does not hold**"),
+        ((7, 0, 0), "open: few cells"),
         ((0, 0, 0), reproduction.MISSING),
     ],
 )
