@@ -194,6 +194,7 @@ def command(
             yardstick=measure(subject, found.channels),
             options=CompareOptions(
                 batch=batch,
+                reference_nfe=16 if quick else 24,
                 lipschitz_seeds=int(lipschitz and not quick),
                 listener=Watch(bar, task),
                 pictures=found.pictures,
@@ -205,6 +206,8 @@ def command(
         print_json(as_json(comparison))
         return
     show(table(comparison))
+    if any(row.honest < comparison.floor for row in comparison.rows):
+        note(f"{num} images are too few to rank by own distance: some lie below the floor; take a larger --num")
     show(f"\n{BLUR}\n")
     for path in paths:
         written(path)
