@@ -82,7 +82,7 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(options.MODELS, model, toy)
     found = lambda model, solver, nfe: toy_calibration(solver, nfe)  # noqa: E731
     monkeypatch.setattr(Calibrated.__init__, "__defaults__", ("calibrated", found))
-    monkeypatch.setattr(options, "shipped_calibration", found)
+    monkeypatch.setattr("steindiff.cli.commands.compare.shipped_calibration", found)
     monkeypatch.setattr(evaluate.references, "load", lambda _: evaluate.Moments.of(digits().mean((2, 3)).expand(-1, 3)))
     lines = [line for code in blocks(page, "console") for line in code.splitlines()]
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -13,8 +13,9 @@ from paper_only.activation import Expansion, OnlySteps, TopK
 from paper_only.coefficients import couple, coupled_gammas, decay, gammas, ideal_gammas, ideal_step
 from paper_only.probes import Exact
 from problems import FLOAT, PROBLEMS, Nonlinear
-from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
+from steindiff import GRIDS, SCHEDULES, SOLVERS, load, noise, sample
 from steindiff.averages import mean
+from steindiff.comparison import default_methods
 from steindiff.corrections import (
     Clamped,
     EveryStep,
@@ -596,3 +597,14 @@ def test_a_vanishing_residual_is_safeguarded():
     torch.testing.assert_close(out.x, x)
     assert replace(Relaxation(), seed=3) != Relaxation()
     assert sample(exact.denoiser, x, levels, DDIM(), Plain()).backward_passes == 0
+
+
+def test_the_demo_shows_it_where_it_acts():
+    """On DPM-Solver++(2M) γ stays near 1; the row beside it is UniPC-3 on the EDM grid, whose last step is relaxed."""
+    model, plain = load("cifar10"), SOLVERS["dpmpp-2m"]
+    rows = default_methods(plain)
+    assert list(rows).index("unipc") < list(rows).index("relaxation")
+    sampler = rows["relaxation"].sampler(model, plain, 5)
+    assert sampler.solver == rows["unipc"].sampler(model, plain, 5).solver
+    assert min(float(step.get("gamma", 1.0)) for step in sampler(model, seeds=range(2)).statistics) < 0.9
+    assert default_methods(SOLVERS["heun"])["relaxation"].sampler(model, SOLVERS["heun"], 5).solver == SOLVERS["heun"]

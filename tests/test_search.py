@@ -188,7 +188,7 @@ def test_spread_within_a_condition_is_kept(nfe: int):
 
 @pytest.mark.parametrize("toy", contract.TOYS)
 def test_a_calibration_is_never_worse_than_the_best_plain_grid(toy: str):
-    """On fresh seeds, by mismatch and by honest distance: some cells that benchmarks/contract.py measures."""
+    """On fresh seeds, by mismatch and by honest distance: some of the cells that benchmarks/contract.py measures."""
     for cell in contract.sampled():
         if cell.toy == toy:
             found = contract.measure(cell)

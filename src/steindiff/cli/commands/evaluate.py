@@ -269,7 +269,8 @@ def command(
         str, typer.Option(help="Measures, several as fid,kid.", autocompletion=lambda: list(METRICS))
     ] = ",".join(METRICS),
     model: Annotated[
-        str | None, typer.Option(help="What made the images, as in `compare`; default: what their manifest names.")
+        str | None,
+        typer.Option(help="Embedded model, or what else made the images, as in `compare`; default: their manifest's."),
     ] = None,
     device: options.Device = "auto",
     batch: options.Batch = 50,
