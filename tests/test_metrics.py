@@ -42,7 +42,7 @@ def test_inception_input_convention():
     torch.testing.assert_close(x[1, 2, 100].double(), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_inception_loads_torchscript(tmp_path):
     class Pool(nn.Module):
         def forward(self, x):
