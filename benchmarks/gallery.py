@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import Tensor
 
 import steindiff as sd
-from steindiff.comparison import CompareOptions, Comparison, default_methods
+from steindiff.comparison import many_steps, spectrum
 from steindiff.pixels import picture, to_uint8
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,12 +25,12 @@ ASSETS = ROOT / "docs" / "assets"
 COLUMNS, SCALE, GAP = 8, 2, 8
 
 
-def pairs(comparison: Comparison) -> Image.Image:
+def pairs(strips: list[Tensor]) -> Image.Image:
     """Triples of every seed: plain, calibrated, many steps."""
-    size = SCALE * comparison.images[0].shape[-1]
-    width, lines = len(comparison.images) * size + GAP, -(-len(comparison.seeds) // COLUMNS)
+    size = SCALE * strips[0].shape[-1]
+    width, lines = len(strips) * size + GAP, -(-len(strips[0]) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * width - GAP, lines * (size + GAP) - GAP), "white")
-    for k, images in enumerate(comparison.images):
+    for k, images in enumerate(strips):
         for n, image in enumerate(to_uint8(images)):
             tile = picture(image).resize((size, size), Image.Resampling.LANCZOS)
             sheet.paste(tile, ((n % COLUMNS) * width + k * size, (n // COLUMNS) * (size + GAP)))
@@ -70,34 +71,50 @@ def weights(rows: list[dict[str, Any]]) -> Figure:
                 axes.plot(row[:rings], label=f"step {i + 1}", color=f"C{i}")
         axes.axhline(still, color="grey", linestyle=":")
         axes.set(xlabel="frequency ring", title={"rho": "ρ", "tau": "τ₁"}[name])
-    rho.legend(frameon=False)
+    figure.legend(*rho.get_legend_handles_labels(), loc="outside upper center", ncols=len(found["rho"]), frameon=False)
     return figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--num", type=int, default=64)
+    parser.add_argument("--num", type=int, default=24)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    methods = {name: method for name, method in default_methods().items() if name in ("logsnr", "calibrated")}
-    comparison = sd.compare(
-        sd.load("cifar10", device=args.device),
-        [5],
-        range(args.num),
-        methods=methods,
-        options=CompareOptions(batch=32, lipschitz_seeds=0),
-    )
-    keys = ("title", "nfe", "network_calls", "backward_passes", "levels", "told", "rho", "tau", "spectrum")
-    rows = [{key: getattr(row, key) for key in keys} for row in comparison.rows]
+    model, solver = sd.load("cifar10", device=args.device), sd.SOLVERS["dpmpp-2m"]
+    calibration = sd.shipped_calibration(model, solver, 5)
+    assert calibration is not None, "it ships"
+    samplers = {
+        "log-SNR grid": sd.Sampler(solver, "logsnr", 5),
+        "calibrated": calibration.sampler(),
+        "many steps": many_steps(24),
+    }
+    rows, strips = [], []
+    for title, sampler in samplers.items():
+        made = sampler(model, range(args.num), batch=24)
+        levels, steps = sampler.levels_for(model.schedule), calibration.steps if title == "calibrated" else ()
+        strips.append(made.x.cpu())
+        rows.append(
+            {
+                "title": title,
+                "nfe": made.nfe,
+                "network_calls": made.network_calls,
+                "backward_passes": made.backward_passes,
+                "levels": [[level.sigma, level.alpha] for level in levels],
+                "told": [level.told for level in levels],
+                "rho": [step.rho for step in steps],
+                "tau": [step.tau[0] if step.tau else () for step in steps],
+                "spectrum": spectrum(strips[-1].clamp(-1, 1)).tolist(),
+            }
+        )
     record = {
         "seed": 0,
         "seeds": args.num,
-        "solver": comparison.solver,
+        "solver": "dpmpp-2m",
         "device": args.device,
         "versions": {"steindiff": sd.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "rows": rows,
     }
-    pairs(comparison).save(ASSETS / "pairs.png", optimize=True)
+    pairs(strips).save(ASSETS / "pairs.png", optimize=True)
     spectra(rows).savefig(ASSETS / "spectra.png", dpi=160)
     weights(rows).savefig(ASSETS / "calibration.png", dpi=160)
     path = ROOT / "benchmarks" / "results" / "gallery.json"

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from problems import FLOAT, PROBLEMS, Nonlinear
-from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
+from steindiff import GRIDS, SCHEDULES, SOLVERS, load, noise, sample
 from steindiff.averages import OverBatch, PerSample, mean
+from steindiff.comparison import default_methods
 from steindiff.corrections import (
     Clamped,
     EveryStep,
@@ -597,3 +598,14 @@ def test_a_vanishing_residual_is_safeguarded():
     torch.testing.assert_close(out.x, x)
     assert replace(Relaxation(), seed=3) != Relaxation()
     assert sample(exact.denoiser, x, levels, DDIM(), Plain()).backward_passes == 0
+
+
+def test_the_demo_shows_it_where_it_acts():
+    """On DPM-Solver++(2M) γ stays near 1; the row beside it is UniPC-3 on the EDM grid, whose last step is relaxed."""
+    model, plain = load("cifar10"), SOLVERS["dpmpp-2m"]
+    rows = default_methods(plain)
+    assert list(rows).index("unipc") < list(rows).index("relaxation")
+    sampler = rows["relaxation"].sampler(model, plain, 5)
+    assert sampler.solver == rows["unipc"].sampler(model, plain, 5).solver
+    assert min(float(step.get("gamma", 1.0)) for step in sampler(model, seeds=range(2)).statistics) < 0.9
+    assert default_methods(SOLVERS["heun"])["relaxation"].sampler(model, SOLVERS["heun"], 5).solver == SOLVERS["heun"]

@@ -46,7 +46,7 @@ from steindiff.metrics.random_features import RandomFeatures
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
 from steindiff.sampler import Sampler
-from steindiff.solvers import SOLVERS
+from steindiff.solvers import SOLVERS, DPMSolverMultistep
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
 
@@ -116,14 +116,16 @@ class OnGrid(Method):
         title: as printed.
         grid: where to step.
         correction: its name; its probes are backward passes.
+        solver: of this row; None: that of the comparison.
     """
 
     title: str
     grid: Grid
     correction: str = "plain"
+    solver: Solver | None = None
 
     def sampler(self, model: Model, solver: Solver, nfe: int) -> Sampler:
-        return Sampler(solver, self.grid, nfe, self.correction)
+        return Sampler(self.solver or solver, self.grid, nfe, self.correction)
 
     @property
     def effort(self) -> float:
@@ -147,16 +149,24 @@ class Calibrated(Method):
         return None if calibration is None else calibration.sampler()
 
 
-def default_methods() -> dict[str, Method]:
+def default_methods(solver: Solver | None = None) -> dict[str, Method]:
     """The methods by the name they have in files and on the command line, in the order of the table.
 
     Beside the plain solver on two grids, the paper's relaxation and calibration: every correction somebody registered.
+
+    Args:
+        solver: the comparison's. On DPM-Solver++ the relaxation's γ is 1, a plain step: there the relaxation is shown
+            on UniPC-3, beside UniPC-3 itself.
     """
     methods: dict[str, Method] = {
         "edm": OnGrid("EDM grid", GRIDS["edm"]),
         "logsnr": OnGrid("log-SNR grid", GRIDS["logsnr"]),
-        "relaxation": OnGrid("relaxation", GRIDS["edm"], "relaxation"),
     }
+    host = SOLVERS["unipc-bh1-3"] if isinstance(solver, DPMSolverMultistep) else None
+    if host is not None:
+        methods["unipc"] = OnGrid("UniPC-3", GRIDS["edm"], solver=host)
+    title = "relaxation" if host is None else "relaxed UniPC-3"
+    methods["relaxation"] = OnGrid(title, GRIDS["edm"], "relaxation", host)
     own = {name for name in CORRECTIONS if type(CORRECTIONS[name]).__module__.startswith("steindiff.")}
     methods |= {name: OnGrid(name, GRIDS["logsnr"], name) for name in CORRECTIONS if name not in own}
     return methods | {"calibrated": Calibrated()}
@@ -360,7 +370,7 @@ def compare(
         model: what to sample from; images `(C, H, W)`.
         nfes: numbers of evaluations.
         seeds: one image each, below 2**31.
-        solver: the solver of all rows but the reference, or its name.
+        solver: the solver of all rows that bring none of their own, or its name.
         methods: the rows; default `default_methods()`.
         yardstick: what distances are measured by; default: features of a fixed random network, no real images.
         options: how to run.
@@ -377,7 +387,7 @@ def compare(
         raise ValueError("nfes must hold at least one number of evaluations, got none")
     if len(seeds) < 2:
         raise ValueError(f"seeds must hold at least 2 (a Fréchet distance needs a covariance), got {len(seeds)}")
-    table = default_methods() if methods is None else methods
+    table = default_methods(solver) if methods is None else methods
     planned = {(name, nfe): method.sampler(model, solver, nfe) for nfe in nfes for name, method in table.items()}
     for name, nfe in (key for key, sampler in planned.items() if sampler is None):
         told.note(f"{table[name].title}: no calibration of {model.name} for this solver at {nfe} evaluations, left out")
@@ -397,7 +407,8 @@ def compare(
 
     runs = {(name, nfe): run(model, sampler, seeds, efforts[name], options) for (name, nfe), sampler in kept.items()}
     others = run(model, fine, other(seeds), 1.0, options).images
-    constants = {key: lipschitz(model, solver, levels[key], seeds[: options.lipschitz_seeds], told) for key in watched}
+    probed = seeds[: options.lipschitz_seeds]
+    constants = {key: lipschitz(model, kept[key].solver, levels[key], probed, told) for key in watched}
     limit = runs[REFERENCE, fine_nfe].images
     real = yardstick.reference
     target = Moments.of(yardstick.see(others))

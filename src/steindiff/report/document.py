@@ -6,13 +6,15 @@ import html
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata, resources
 from typing import Any
 
 import numpy as np
+import torch
 
 from steindiff._version import __version__
+from steindiff.metrics import likeness
 from steindiff.report.picture import Pictures, data_uri, to_image
 
 SHOWN = 48
@@ -128,7 +130,7 @@ def of_images(
     command: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> Report:
-    """The report of one's own pictures: no charts; where one entry is the reference, the distance of the others to it.
+    """The report of one's own pictures: no charts; where one entry is the reference, how like it the others are.
 
     Args:
         entries: rows of pictures; the first method starts left of the divider, the last few-step one right of it.
@@ -142,14 +144,13 @@ def of_images(
     few = [entry for entry in entries if not entry.reference]
     columns = [Column("title", "method"), Column("nfe", "evaluations")]
     if many is not None:
-        pixels = [np.asarray(to_image(x), dtype=np.float64) for x in many.images]
-        entries = [
-            Entry(e.title, e.nfe, e.images, {"psnr": psnr(e.images, pixels), **e.numbers}, e.method, e.reference)
-            for e in entries
-        ]
+        entries = [replace(e, numbers={**alike(e, many, captions), **e.numbers}) for e in entries]
         columns.append(Column("psnr", f"PSNR to the {many.nfe}-evaluation image, dB", 2, lambda value: -value))
+        columns.append(Column("spread", "spread", 2, lambda value: abs(value - 1)))
     numbers = {key: value for entry in entries for key, value in entry.numbers.items()}
-    given = {key: value for key, value in numbers.items() if key != "psnr" and not key.endswith("_interval")}
+    given = {
+        key: value for key, value in numbers.items() if key not in ("psnr", "spread") and not key.endswith("_interval")
+    }
     columns += [Column(key, key.replace("_", " "), 3 if isinstance(given[key], float) else None) for key in given]
     pick = few[-1] if few else entries[-1]
     return Report(
@@ -163,19 +164,24 @@ def of_images(
         },
         lead="Every method sampled the same seeds from the same noise.",
         columns=columns,
+        notes=["Spread: how much pictures of one caption differ, over how much the many-step ones do. 1 is right."]
+        if many
+        else [],
         sides=(entries[0].key, pick.key),
         command=command,
         settings=settings or {},
     )
 
 
-def psnr(images: Pictures, reference: Sequence[np.ndarray]) -> float | None:
-    """Mean peak signal-to-noise ratio in dB; None for the reference itself or for pictures of another size."""
-    found = [np.asarray(to_image(x), dtype=np.float64) for x in images]
-    if any(a.shape != b.shape for a, b in zip(found, reference, strict=True)):
-        return None
-    errors = [float(np.square(a - b).mean()) for a, b in zip(found, reference, strict=True)]
-    return None if not all(errors) else sum(20 * math.log10(255) - 10 * math.log10(e) for e in errors) / len(errors)
+def alike(entry: Entry, many: Entry, captions: Sequence[str]) -> dict[str, float]:
+    """PSNR to the many-step pictures, and spread within a caption over theirs; nothing for pictures of another size."""
+    parts = [[torch.from_numpy(np.array(to_image(x))) / 127.5 - 1.0 for x in e.images] for e in (entry, many)]
+    if len({x.shape for images in parts for x in images}) > 1:
+        return {}
+    made, known = map(torch.stack, parts)
+    conditions = captions or [""] * len(known)
+    found = {"psnr": likeness.psnr(made, known), "spread": likeness.spread(made, known, conditions)}
+    return {key: value for key, value in found.items() if math.isfinite(value)}
 
 
 def best(report: Report) -> dict[str, list[int]]:

@@ -21,7 +21,7 @@ COLUMNS = (
 )
 NO_LPIPS = (
     "LPIPS was not measured: images are small, or its weights are not here; "
-    "`steindiff evaluate SET --metrics own` downloads them once."
+    "steindiff evaluate SET --metrics own downloads them once."
 )
 CLOSED = 0.9
 """A few-step run "looks like" the many-step one if it closes this share of the plain run's gap to it."""

@@ -156,8 +156,9 @@ def command(
 ) -> None:
     """Sample the same seeds without and with SteinDiff; print the numbers, write a report.
 
-    Rows: the plain solver on the EDM and the log-SNR grid, the paper's relaxation, calibration, and a many-step
-    reference. Where no calibration ships and no file is given, one is made first.
+    Rows: the plain solver on the EDM and the log-SNR grid, the paper's relaxation (of UniPC-3 where the solver is
+    DPM-Solver++, whose steps it does not change), calibration, and a many-step reference. Where no calibration ships
+    and no file is given, one is made first.
     """
     nfes = options.numbers("nfe", nfe)
     place = options.device(device)
@@ -168,7 +169,7 @@ def command(
     found = subjects.subject(model, guidance, place, prompts=prompt or (), batch=batch)
     subject = found.model
     folder(out)
-    methods, facts = default_methods(), settings(model, solver, nfe, seeds, guidance, batch, place)
+    methods, facts = default_methods(chosen), settings(model, solver, nfe, seeds, guidance, batch, place)
     given = {(one.solver, one.nfe): one for one in options.calibrations(subject, calibration or [])}
     own = {n: given.get((chosen, n)) or shipped_calibration(subject, chosen, n) for n in nfes}
     recipe = QUICK if quick else Recipe()
@@ -181,7 +182,7 @@ def command(
         facts["calibrated now"] = f"{missing}, {len(recipe.seeds)} seeds"
     methods["calibrated"] = Calibrated(calibrations=lambda model, solver, nfe: own[nfe])
     if quick:
-        del methods["relaxation"]
+        methods = {name: method for name, method in methods.items() if name not in ("unipc", "relaxation")}
     with progress() as bar:
         task = bar.add_task(f"{subject.name}, {len(seeds)} seeds", total=None)
         comparison = compare(
@@ -193,6 +194,7 @@ def command(
             yardstick=measure(subject, found.channels),
             options=CompareOptions(
                 batch=batch,
+                reference_nfe=16 if quick else 24,
                 lipschitz_seeds=int(lipschitz and not quick),
                 listener=Watch(bar, task),
                 pictures=found.pictures,
@@ -204,6 +206,8 @@ def command(
         print_json(as_json(comparison))
         return
     show(table(comparison))
+    if any(row.honest < comparison.floor for row in comparison.rows):
+        note(f"{num} images are too few to rank by own distance: some lie below the floor; take a larger --num")
     show(f"\n{BLUR}\n")
     for path in paths:
         written(path)
