@@ -325,13 +325,16 @@ class Budget:
         goal = reference.samples.to(reference.model.device)[rows]
         objective = Mismatch(reference.basis, goal, reference.groups(judges), self.power)
         judged = {candidate.name: objective(candidate.trial.states[-1].x[rows]) for candidate in found}
-        corrected = [c for c in found if c.corrected]
-        best = min(corrected, key=lambda c: judged[c.name])
-        plain = min((c for c in found if not c.corrected), key=lambda c: judged[c.name], default=best)
-        # Few samples judge, and a rare one that goes astray may not be among them: all of them must say so too.
-        nearer = judged[best.name] <= BETTER * judged[plain.name]
+        best = min((c for c in found if c.corrected), key=lambda c: judged[c.name])
+        rivals = [c for c in found if not c.corrected]
+        if not rivals:
+            return best, judged
+        # Few samples judge, and a rare one that goes astray may not be among them: all of them must say so too. Nothing
+        # is fitted to a plain run, so all of its samples judge it.
+        plain = min(rivals, key=lambda c: c.trial.mismatch)
+        nearer = judged[best.name] <= BETTER * min(judged[c.name] for c in rivals)
         nearer &= best.trial.mismatch <= BETTER * plain.trial.mismatch
-        return (best if nearer or plain is best else plain), judged
+        return (best if nearer else plain), judged
 
     def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:
         """The weights of every step, fitted to all seeds."""

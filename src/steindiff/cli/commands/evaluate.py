@@ -270,7 +270,7 @@ def command(
     ] = ",".join(METRICS),
     model: Annotated[
         str | None,
-        typer.Option(help="Embedded model, or what else made the images, as in `compare`; default: their manifest's."),
+        typer.Option(help="Embedded model, or what else made the images; default: what their manifest names."),
     ] = None,
     device: options.Device = "auto",
     batch: options.Batch = 50,
