@@ -1,4 +1,4 @@
-"""The command line with the digits as a model, for tests/cli: `torchrun tests/launched.py ARGUMENTS`.
+"""The command line with the digits as a model, for tests/cli: `torchrun tests/launched.py ARGUMENTS ++ ARGUMENTS …`.
 
 With `DIE` in the environment process 1 is killed after its first shard, unless it was started anew.
 """
@@ -40,4 +40,7 @@ if __name__ == "__main__":
     evaluate.Evaluation.inception = staticmethod(pooled)
     if "DIE" in os.environ and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         die_after_a_shard()
-    sys.exit(run(sys.argv[1:]))
+    for line in " ".join(sys.argv[1:]).split(" ++ "):
+        if code := run(line.split()):
+            sys.exit(code)
+        os.environ["TORCHELASTIC_RESTART_COUNT"] += "+"  # the next line's processes meet anew

@@ -13,15 +13,16 @@ from torch import Tensor
 
 import contract
 import steindiff as sd
+from networks.mixture import Mixture
 from problems import FLOAT
 from steindiff.bases import DCT
 from steindiff.calibrating import Progress
 from steindiff.corrections.alignment import Groups
-from steindiff.denoisers import Gaussian, Mixture
+from steindiff.denoisers import Gaussian
 from steindiff.loop import Cancelled
 from steindiff.metrics import spread
+from steindiff.reference import GaussianDensity
 from steindiff.search import Coordinate, Mismatch, Trials, move, resampled
-from steindiff.stein_probes import GaussianDensity
 
 BASIS = DCT((1, 12))
 RECORDED = Path(contract.__file__).parent / "results" / "contract.json"
@@ -187,7 +188,7 @@ def test_spread_within_a_condition_is_kept(nfe: int):
 
 @pytest.mark.parametrize("toy", contract.TOYS)
 def test_a_calibration_is_never_worse_than_the_best_plain_grid(toy: str):
-    """On fresh seeds, by mismatch and by honest distance: a sample of the cells that benchmarks/contract.py measures."""
+    """On fresh seeds, by mismatch and by honest distance: some of the cells that benchmarks/contract.py measures."""
     for cell in contract.sampled():
         if cell.toy == toy:
             found = contract.measure(cell)

@@ -31,22 +31,22 @@ from steindiff._progress import Listener
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.corrections import CORRECTIONS
-from steindiff.corrections.hook import WithHook
+from steindiff.corrections.base import WithHook
 from steindiff.corrections.replay import Replay
 from steindiff.diagnostics._lipschitz import candidate, operator_norm
 from steindiff.grids import GRIDS
 from steindiff.grids.base import Grid
 from steindiff.levels import Levels
 from steindiff.loop import StepInfo, sample
+from steindiff.metrics.features import RandomFeatures
 from steindiff.metrics.frechet import Moments
 from steindiff.metrics.intervals import distance
-from steindiff.metrics.likeness import psnr, spread
 from steindiff.metrics.lpips import LPIPS, SMALLEST
-from steindiff.metrics.random_features import RandomFeatures
+from steindiff.metrics.scores import psnr, spread
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
 from steindiff.sampler import Sampler
-from steindiff.solvers import SOLVERS
+from steindiff.solvers import SOLVERS, DPMSolverMultistep
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
 
@@ -67,13 +67,7 @@ class Features(Protocol):
 
 
 class Yardstick(NamedTuple):
-    """What distances are measured by.
-
-    Attributes:
-        features: of images.
-        reference: their moments on real images, if known.
-        lpips: the network of LPIPS, if its weights are at hand.
-    """
+    """What distances are measured by: features, their moments on real images and the network of LPIPS, if known."""
 
     features: Features
     reference: Moments | None = None
@@ -110,20 +104,18 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class OnGrid(Method):
-    """The plain solver on a grid, or one of the corrections by name.
+    """The plain solver on a grid, or one of the corrections by name, whose probes are backward passes.
 
-    Args:
-        title: as printed.
-        grid: where to step.
-        correction: its name; its probes are backward passes.
+    `solver` is that of this row; None: that of the comparison.
     """
 
     title: str
     grid: Grid
     correction: str = "plain"
+    solver: Solver | None = None
 
     def sampler(self, model: Model, solver: Solver, nfe: int) -> Sampler:
-        return Sampler(solver, self.grid, nfe, self.correction)
+        return Sampler(self.solver or solver, self.grid, nfe, self.correction)
 
     @property
     def effort(self) -> float:
@@ -132,12 +124,7 @@ class OnGrid(Method):
 
 @dataclass(frozen=True)
 class Calibrated(Method):
-    """Calibration, replayed.
-
-    Args:
-        title: as printed.
-        calibrations: the calibration of a model for a solver and a budget, or None; default: those that ship.
-    """
+    """Calibration, replayed: by default those that ship."""
 
     title: str = "calibrated"
     calibrations: Callable[[Model, Solver, int], Calibration | None] = shipped_calibration
@@ -147,16 +134,24 @@ class Calibrated(Method):
         return None if calibration is None else calibration.sampler()
 
 
-def default_methods() -> dict[str, Method]:
+def default_methods(solver: Solver | None = None) -> dict[str, Method]:
     """The methods by the name they have in files and on the command line, in the order of the table.
 
     Beside the plain solver on two grids, the paper's relaxation and calibration: every correction somebody registered.
+
+    Args:
+        solver: the comparison's. On DPM-Solver++ the relaxation's γ is 1, a plain step: there the relaxation is shown
+            on UniPC-3, beside UniPC-3 itself.
     """
     methods: dict[str, Method] = {
         "edm": OnGrid("EDM grid", GRIDS["edm"]),
         "logsnr": OnGrid("log-SNR grid", GRIDS["logsnr"]),
-        "relaxation": OnGrid("relaxation", GRIDS["edm"], "relaxation"),
     }
+    host = SOLVERS["unipc-bh1-3"] if isinstance(solver, DPMSolverMultistep) else None
+    if host is not None:
+        methods["unipc"] = OnGrid("UniPC-3", GRIDS["edm"], solver=host)
+    title = "relaxation" if host is None else "relaxed UniPC-3"
+    methods["relaxation"] = OnGrid(title, GRIDS["edm"], "relaxation", host)
     own = {name for name in CORRECTIONS if type(CORRECTIONS[name]).__module__.startswith("steindiff.")}
     methods |= {name: OnGrid(name, GRIDS["logsnr"], name) for name in CORRECTIONS if name not in own}
     return methods | {"calibrated": Calibrated()}
@@ -245,28 +240,12 @@ def gammas(statistics: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
 class Row:
     """One method at one number of evaluations; the columns of the table are its numbers.
 
-    Attributes:
-        method: the method's name.
-        title: as printed.
-        nfe: evaluations of the denoiser.
-        honest: Fréchet distance to the model's own many-step samples of other seeds.
-        honest_interval: two standard errors of it either side, over the images.
-        frechet: Fréchet distance to real images; None where their statistics are not known.
-        distance: root mean square distance to the many-step image of the same seed.
-        psnr: the same in decibels; infinite for the reference itself.
-        lpips: perceptual distance to that image; None where the weights are not at hand.
-        energy_ratio: high-frequency power over that of the many-step images.
-        spread: spread within a condition over that of the many-step images.
-        network_calls: for each image (guidance makes it more than `nfe`).
-        backward_passes: for each image.
-        seconds: for all images.
-        levels: (σ, α) of every level.
-        told: the factor the network was told at every level.
-        rho: the calibration's ρ, steps × bands; empty where there is none.
-        tau: the calibration's τ_1, likewise.
-        gamma: the relaxation's γ for each step; empty where there is none.
-        spectrum: mean power for each frequency ring, all channels.
-        lipschitz: local Lipschitz constant of the solver's plain step, for each step; empty where not measured.
+    `honest` is the Fréchet distance to the model's own many-step samples of other seeds, its interval two standard
+    errors either side; `frechet` that to real images. `distance` (root mean square), `psnr` and `lpips` are to the
+    many-step image of the same seed; `energy_ratio` and `spread` over those of the many-step images. `network_calls`
+    and `backward_passes` are per image, `seconds` for all. Then what charts show: (σ, α) and told factor of every
+    level, the calibration's ρ and τ_1 (steps × bands), the relaxation's γ, mean power per frequency ring, the plain
+    step's Lipschitz constants.
     """
 
     method: str
@@ -360,7 +339,7 @@ def compare(
         model: what to sample from; images `(C, H, W)`.
         nfes: numbers of evaluations.
         seeds: one image each, below 2**31.
-        solver: the solver of all rows but the reference, or its name.
+        solver: the solver of all rows that bring none of their own, or its name.
         methods: the rows; default `default_methods()`.
         yardstick: what distances are measured by; default: features of a fixed random network, no real images.
         options: how to run.
@@ -377,7 +356,7 @@ def compare(
         raise ValueError("nfes must hold at least one number of evaluations, got none")
     if len(seeds) < 2:
         raise ValueError(f"seeds must hold at least 2 (a Fréchet distance needs a covariance), got {len(seeds)}")
-    table = default_methods() if methods is None else methods
+    table = default_methods(solver) if methods is None else methods
     planned = {(name, nfe): method.sampler(model, solver, nfe) for nfe in nfes for name, method in table.items()}
     for name, nfe in (key for key, sampler in planned.items() if sampler is None):
         told.note(f"{table[name].title}: no calibration of {model.name} for this solver at {nfe} evaluations, left out")
@@ -397,7 +376,8 @@ def compare(
 
     runs = {(name, nfe): run(model, sampler, seeds, efforts[name], options) for (name, nfe), sampler in kept.items()}
     others = run(model, fine, other(seeds), 1.0, options).images
-    constants = {key: lipschitz(model, solver, levels[key], seeds[: options.lipschitz_seeds], told) for key in watched}
+    probed = seeds[: options.lipschitz_seeds]
+    constants = {key: lipschitz(model, kept[key].solver, levels[key], probed, told) for key in watched}
     limit = runs[REFERENCE, fine_nfe].images
     real = yardstick.reference
     target = Moments.of(yardstick.see(others))

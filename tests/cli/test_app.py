@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
-import tempfile
 
 import pytest
 from typer.main import get_command
 
 import steindiff as package
 from steindiff.cli import commands
-from steindiff.cli.app import build, run
+from steindiff.cli.app import build, main, run
 from steindiff.cli.commands import doctor
 from steindiff.cli.output import note, written
-from steindiff.production import verify
+from steindiff.production import generating, verify
 
 COMMANDS = [info.name for info in pkgutil.iter_modules(commands.__path__)]
 
@@ -171,43 +170,34 @@ def test_traceback_on_demand(steindiff, monkeypatch):
         steindiff("compare --model nonesuch")
 
 
-INTERRUPTED = """
-import os, signal, sys
-from steindiff.cli.app import run
-from steindiff.production import generating
+def test_interrupt_leaves_whole_files(steindiff, tmp_path, monkeypatch):
+    write = generating.write
 
-def then_interrupt(*args):
-    write(*args)
-    os.kill(os.getpid(), signal.SIGINT)
+    def then_interrupt(*args) -> None:
+        write(*args)
+        signal.raise_signal(signal.SIGINT)
 
-write, generating.write = generating.write, then_interrupt
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
-sys.exit(run(sys.argv[1:]))
-"""
-
-
-def test_interrupt_leaves_whole_files():
-    with tempfile.TemporaryDirectory() as place:
-        line = f"sample --model fashion --method edm --nfe 1 --num 4 --batch 2 --shard 2 --out {place}"
-        command = [sys.executable, "-c", INTERRUPTED, *line.split()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 130
-        assert done.stderr.count("\n") == 1
-        assert "interrupted" in done.stderr
-        condition = verify(place)
-        assert (condition.sound, condition.missing) == ((0,), (1,))
+    monkeypatch.setattr(generating, "write", then_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs start with it ignored
+    try:
+        done = steindiff(f"sample --model digits --method edm --nfe 1 --num 4 --batch 2 --shard 2 --out {tmp_path}")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.code == 130
+    assert done.err.count("\n") == 1
+    assert "interrupted" in done.err
+    condition = verify(tmp_path)
+    assert (condition.sound, condition.missing) == ((0,), (1,))
 
 
-def test_shell_completion():
-    environment = {
-        **os.environ,
-        "_STEINDIFF_COMPLETE": "complete_bash",
-        "COMP_WORDS": "steindiff compare --model ",
-        "COMP_CWORD": "3",
-    }
-    command = [sys.executable, "-c", "from steindiff.cli import main; main()"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["cifar10", "fashion"]
+def test_shell_completion(monkeypatch, capsys):
+    words = {"_STEINDIFF_COMPLETE": "complete_bash", "COMP_WORDS": "steindiff compare --model ", "COMP_CWORD": "3"}
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["steindiff"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.split() == ["cifar10", "fashion"]
 
 
 def test_an_empty_path_is_not_the_current_folder(steindiff, tmp_path, monkeypatch):
@@ -247,7 +237,8 @@ def test_brackets_are_not_markup(steindiff, tmp_path, monkeypatch, capsys):
 LOADED = """
 import sys
 {code}
-print(sorted({{name.partition(".")[0] for name in sys.modules}} & {{"matplotlib", "PIL", "rich"}}))
+heavy = {{"matplotlib", "PIL", "rich", "diffusers", "sklearn"}}
+print(sorted({{name.partition(".")[0] for name in sys.modules}} & heavy))
 """
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,16 +19,33 @@ from steindiff.cli.commands import evaluate
 SAMPLE = "sample --model digits --nfe 3 --method edm --num 30 --batch 4 --shard 8 --png --npz --json --out OUT/set"
 EVALUATE = "evaluate OUT/set --reference OUT/set/png --metrics fid,kid,precision-recall --batch 4 --json"
 
-CALIBRATE = "calibrate --model digits --nfe 3,4 --num 30 --seed 100 --batch 8 --json --out OUT/calibrations"
+CALIBRATE = "calibrate --model digits --nfe 4 --num 18 --seed 100 --batch 5 --json --out OUT/calibrations"
 
 
-def torchrun(line: str, **environment: str) -> tuple[dict, str]:
-    """What two processes print, and what is said beside it."""
+LINES = (SAMPLE, EVALUATE, CALIBRATE)
+
+
+class Together(NamedTuple):
+    """What two processes made, printed for each line, and said beside it."""
+
+    folder: Path
+    printed: list[dict]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> Together:
+    """All lines by two processes, one of which is killed and started anew; one torchrun, since each imports torch."""
+    folder = tmp_path_factory.mktemp("two")
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
-    command = [*program, "--", launched.__file__, *line.split()]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    command = [*program, "--", launched.__file__, *" ++ ".join(LINES).replace("OUT", str(folder)).split()]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "DIE": "1"})
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr  # one process speaks for all
+    assert done.stdout.count("\n{") == len(LINES) - 1, "one process speaks for all"
+    return Together(folder, json.loads(f"[{done.stdout.replace(NEXT, ',{')}]"), done.stderr)
+
+
+NEXT = "\n{"
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -39,29 +57,27 @@ def pooled(monkeypatch):
     monkeypatch.setattr(evaluate.Evaluation, "inception", staticmethod(launched.pooled))
 
 
-def test_two_processes_do_what_one_does(steindiff, pooled, tmp_path):
+def test_two_processes_do_what_one_does(steindiff, pooled, together: Together, tmp_path):
     """Bytes are equal, after a kill, too; features are equal, sums over images up to the order of summation."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    made = json.loads(steindiff(SAMPLE.replace("OUT", str(one))).out)
-    also, said = torchrun(SAMPLE.replace("OUT", str(two)), DIE="1")
-    assert "failed (exitcode: -9) local_rank: 1" in said
+    made = json.loads(steindiff(SAMPLE.replace("OUT", str(tmp_path))).out)
+    also, again, _ = together.printed
+    assert "failed (exitcode: -9) local_rank: 1" in together.said
     assert (made["new"], made["kept"]) == (30, 0)
     assert also["new"] + also["kept"] == 30
     assert also["kept"] >= 8
-    assert files(one) == files(two)
-    measured = json.loads(steindiff(EVALUATE.replace("OUT", str(one))).out)
-    again, _ = torchrun(EVALUATE.replace("OUT", str(two)))
+    assert files(tmp_path / "set") == files(together.folder / "set")
+    measured = json.loads(steindiff(EVALUATE.replace("OUT", str(tmp_path))).out)
     assert again["fid"] == pytest.approx(measured["fid"], abs=1e-12)
     assert again["kid"] == measured["kid"]
     assert again["precision-recall"] == measured["precision-recall"]
 
 
-def test_two_processes_calibrate_as_one_does(steindiff, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert steindiff(CALIBRATE.replace("OUT", str(one))).code == 0
-    torchrun(CALIBRATE.replace("OUT", str(two)))
-    assert all(b"ByAlignment" in content for content in files(one).values())  # there was something to correct
-    assert files(one) == files(two)
+def test_two_processes_calibrate_as_one_does(steindiff, together: Together, tmp_path):
+    """To the bit: what is averaged over samples is summed in one order."""
+    assert steindiff(CALIBRATE.replace("OUT", str(tmp_path))).code == 0
+    made = files(tmp_path / "calibrations")
+    assert [b'"kept": "plain' in content for content in made.values()] == [False]  # there was something to correct
+    assert made == files(together.folder / "calibrations")
 
 
 def test_fewer_images_than_processes_is_said(steindiff, pooled, tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from steindiff._devices import device_name
 from steindiff._discovery import named
+from steindiff._environment import device_name
 from steindiff._files import folder
 from steindiff._version import __version__
 from steindiff.calibrating import Recipe
@@ -153,8 +153,9 @@ def command(
 ) -> None:
     """Sample the same seeds without and with SteinDiff; print the numbers, write a report.
 
-    Rows: the plain solver on the EDM and the log-SNR grid, the paper's relaxation, calibration, and a many-step
-    reference. Where no calibration ships and no file is given, one is made first.
+    Rows: the plain solver on the EDM and the log-SNR grid, the paper's relaxation (of UniPC-3 where the solver is
+    DPM-Solver++, whose steps it does not change), calibration, and a many-step reference. Where no calibration ships
+    and no file is given, one is made first.
     """
     nfes = options.numbers("nfe", nfe)
     place = options.device(device)
@@ -165,7 +166,7 @@ def command(
     found = subjects.subject(model, guidance, place, prompts=prompt or (), batch=batch)
     subject = found.model
     folder(out)
-    methods, facts = default_methods(), settings(model, solver, nfe, seeds, batch, place)
+    methods, facts = default_methods(chosen), settings(model, solver, nfe, seeds, batch, place)
     facts["guidance"] = subject.conditions.get("guidance", 1.0)
     given = {(one.solver, one.nfe): one for one in options.calibrations(subject, calibration or [])}
     own = {n: given.get((chosen, n)) or shipped_calibration(subject, chosen, n) for n in nfes}
@@ -179,7 +180,7 @@ def command(
         facts["calibrated now"] = f"{missing}, {len(recipe.seeds)} seeds"
     methods["calibrated"] = Calibrated(calibrations=lambda model, solver, nfe: own[nfe])
     if quick:
-        del methods["relaxation"]
+        methods = {name: method for name, method in methods.items() if name not in ("unipc", "relaxation")}
     with progress() as bar:
         task = bar.add_task(f"{subject.name}, {len(seeds)} seeds", total=None)
         comparison = compare(
