@@ -47,7 +47,10 @@ Nfes = Annotated[str, typer.Option("--nfe", help="Network evaluations per image;
 Num = Annotated[int, typer.Option(help="Number of images.")]
 Seed = Annotated[int, typer.Option(help="First seed; image i has seed SEED + i.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.")]
-Guidance = Annotated[float, typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model.")]
+Guidance = Annotated[
+    float,
+    typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model, or a pipeline's own scale."),
+]
 Batch = Annotated[int, typer.Option(help="Images evaluated together.")]
 Calibrations = Annotated[
     list[Path] | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")

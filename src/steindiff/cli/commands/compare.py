@@ -55,9 +55,7 @@ QUICK = Recipe(seeds=range(10**6, 10**6 + 12), steps=12, search=None)
 BATCHES = {"cpu": 16, "cuda": 250, "mps": 64}
 
 
-def settings(
-    model: str, solver: str, nfe: str, seeds: range, guidance: float, batch: int, device: str
-) -> dict[str, Any]:
+def settings(model: str, solver: str, nfe: str, seeds: range, batch: int, device: str) -> dict[str, Any]:
     """What the report says about how it was made."""
     return {
         "command": shlex.join(["steindiff", *sys.argv[1:]]),
@@ -65,7 +63,6 @@ def settings(
         "solver": solver,
         "evaluations": nfe,
         "seeds": f"{seeds.start} to {seeds.stop - 1}",
-        "guidance": guidance,
         "batch": batch,
         "device": device_name(torch.device(device)),
         "processor cores": os.cpu_count(),
@@ -169,7 +166,8 @@ def command(
     found = subjects.subject(model, guidance, place, prompts=prompt or (), batch=batch)
     subject = found.model
     folder(out)
-    methods, facts = default_methods(chosen), settings(model, solver, nfe, seeds, guidance, batch, place)
+    methods, facts = default_methods(chosen), settings(model, solver, nfe, seeds, batch, place)
+    facts["guidance"] = subject.conditions.get("guidance", 1.0)
     given = {(one.solver, one.nfe): one for one in options.calibrations(subject, calibration or [])}
     own = {n: given.get((chosen, n)) or shipped_calibration(subject, chosen, n) for n in nfes}
     recipe = QUICK if quick else Recipe()
