@@ -31,7 +31,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ablations import ByEnergy, SteinDensity
 from recording import Records, machine, options, real_images
 from rivals.analytical_first_step import AnalyticalFirstStep
 from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, measure
@@ -60,6 +59,7 @@ from steindiff.sampler import Sampler, levels_for
 from steindiff.search import Search
 from steindiff.seeding import in_batches
 from steindiff.solvers import Solver
+from steindiff.stein import ByEnergy, SteinDensity
 
 T = TypeVar("T")
 

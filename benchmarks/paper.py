@@ -43,7 +43,6 @@ import torch
 import torch._functorch.config as functorch_config
 from torch import Tensor
 
-from paper_only.consistency import Consistency, Matched, PerDimension
 from recording import Records, machine, options, real_images
 from steindiff import datasets, noise, sample, zoo
 from steindiff._files import write_bytes
@@ -55,6 +54,7 @@ from steindiff.corrections import (
     Relaxation,
     Unclamped,
 )
+from steindiff.corrections.consistency import Consistency, Matched, PerDimension
 from steindiff.denoisers import Denoiser, EDMDenoiser, Epsilon
 from steindiff.diagnostics import certificate, lipschitz
 from steindiff.grids import Karras, LogSNR

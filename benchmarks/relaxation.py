@@ -28,7 +28,6 @@ from torch import Tensor
 from networks.mixture import Empirical
 from paper_only.activation import TopK
 from paper_only.coefficients import coupled_gammas, decay, fine_flow, ideal_gammas, plot_comparison, plot_decay
-from paper_only.consistency import Consistency, Matched, PerDimension
 from paper_only.probes import JVP, Normal
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
@@ -40,6 +39,7 @@ from steindiff.corrections import (
     Relaxation,
     Unclamped,
 )
+from steindiff.corrections.consistency import Consistency, Matched, PerDimension
 from steindiff.corrections.relaxation import GROWTH
 from steindiff.denoisers import Denoiser, EDMDenoiser
 from steindiff.diagnostics import (

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ablations import Balance, ByEnergy, ProbedLevel, SteinDensity, SteinEnergy, SteinProbes, balance
 from problems import FLOAT, gaussian
 from steindiff import (
     EDM,
@@ -42,6 +41,7 @@ from steindiff.denoisers.wrappers import Batched
 from steindiff.grids.rules import LogSNR
 from steindiff.grids.stein import Stein
 from steindiff.solvers import DDIM, DPMSolverMultistep
+from steindiff.stein import Balance, ByEnergy, ProbedLevel, SteinDensity, SteinEnergy, SteinProbes, balance
 from steindiff.tableau import Step
 
 BASIS = DCT((1, 12))

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ablations import Balance
 from paper_only.probes import JVP, Exact, Normal
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
@@ -23,6 +22,7 @@ from steindiff.metrics.frechet import Moments
 from steindiff.probes import VJP, Antithetic, FiniteDifference
 from steindiff.schedules import VP
 from steindiff.search import Residuals, products
+from steindiff.stein import Balance
 
 SIZES = (5, 2)
 RELAXATIONS = {

@@ -23,7 +23,7 @@ LAYERS = (
     ("sampler", "calibration_file"),
     ("calibration",),
     ("reference",),
-    ("search",),
+    ("search", "stein"),
     ("calibrating",),
     ("zoo", "datasets", "diagnostics"),
     ("models", "metrics"),

@@ -21,7 +21,6 @@ import pytest
 import torch
 
 import drills
-from ablations import Balance
 from damage import Trap
 from drills import LEVELS, PLAIN, SHAPE, SOLVER, Ears, files, label, make, model
 from steindiff import SOLVERS, Sampler, noise, sample
@@ -38,6 +37,7 @@ from steindiff.production import Images, Manifest, to_png, verify
 from steindiff.production.manifest import setting
 from steindiff.sampler import levels_for
 from steindiff.schedules import SCHEDULES
+from steindiff.stein import Balance
 
 SEEDS = range(5, 23)
 FIVE = levels_for(SOLVER, GRIDS["edm"], SCHEDULES["edm"], 5)

@@ -29,6 +29,7 @@ from steindiff.schedules import EDM, SCHEDULES, VE, VP, Cosine, Discrete, Flow, 
 from steindiff.search import Search
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS, Solver
+from steindiff.stein import ByEnergy, SteinDensity, SteinEnergy
 
 __all__ = [
     "BASES",
@@ -43,6 +44,7 @@ __all__ = [
     "X0",
     "Basis",
     "ByAlignment",
+    "ByEnergy",
     "Calibration",
     "CalibrationSet",
     "Cancelled",
@@ -73,6 +75,8 @@ __all__ = [
     "Score",
     "Search",
     "Solver",
+    "SteinDensity",
+    "SteinEnergy",
     "StepInfo",
     "StepWeights",
     "Velocity",

@@ -19,7 +19,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ablations import ByEnergy, SteinEnergy
 from steindiff import sample
 from steindiff.calibrating import Progress, Recipe
 from steindiff.calibration import Calibration
@@ -28,6 +27,7 @@ from steindiff.grids import LogSNR
 from steindiff.levels import Levels
 from steindiff.search import Search
 from steindiff.solvers import DDIM, DPMSolverMultistep, Heun, UniPCBh1, UniPCBh2
+from steindiff.stein import ByEnergy, SteinEnergy
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")

@@ -5,6 +5,7 @@ A new file with a `VARIANTS` table is found by walking this folder.
 
 from steindiff._discovery import Registry
 from steindiff.corrections.base import Correction, Plain, Transition
+from steindiff.corrections.consistency import Consistency, Matched, PerDimension
 from steindiff.corrections.relaxation import (
     Activation,
     Bounds,
@@ -22,9 +23,12 @@ __all__ = [
     "Activation",
     "Bounds",
     "Clamped",
+    "Consistency",
     "Correction",
     "EveryStep",
     "FirstSteps",
+    "Matched",
+    "PerDimension",
     "Plain",
     "Relaxation",
     "Transition",

@@ -1,4 +1,5 @@
-r"""Calibrations that were measured and not kept: energy alone, and what derivatives say about a model's own data.
+r"""What Stein's identity says about a model's own data, as choices of a `Recipe`: where to step, what energy to keep.
+
 
 *Stein balance* gives the denoised image back the energy a coarse step took, band by band. Write any step as
 T = r x + b D̄ with r = σ_t/σ_s, b = α_t − r α_s. Every marginal has known band energy E|x_f|² = α² M_f + σ². Replace
@@ -247,7 +248,7 @@ class SteinEnergy:
 
 @dataclass(frozen=True)
 class ByEnergy:
-    r"""Only balance the energy, one factor a band; see `corrections.balance`.
+    r"""Only balance the energy, one factor a band; see `Balance`.
 
     Args:
         energy: where the clean energy M comes from: `SelfEnergy()`, or a `SteinEnergy`.
