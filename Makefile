@@ -4,13 +4,31 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 OUT ?= steindiff-out
 
-.PHONY: demo test fuzz busy lint docs clean
+.PHONY: demo test lowest newest fuzz busy lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/steindiff compare --out $(OUT)
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n auto -q
+
+# What depends on versions: the engine, calibration, files, commands, a host.
+CORE := tests/test_denoisers.py tests/test_sample.py tests/test_calibration.py tests/test_search.py tests/test_zoo.py \
+	tests/test_production.py tests/contracts/test_solvers.py tests/cli/test_commands.py \
+	tests/integrations/test_diffusers_schedulers.py
+
+# The lowest versions pyproject.toml allows; old packages warn about new ones, so warnings are no errors here.
+lowest:
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install -q uv
+	$(VENV)-lowest/bin/uv pip install -q --python $(VENV)-lowest/bin/python --resolution lowest-direct -e ".[diffusers,test]"
+	$(VENV)-lowest/bin/python -m pytest -n auto -q -W ignore::DeprecationWarning $(CORE)
+
+# The newest torch and diffusers there are; what they announce to remove is an error.
+newest:
+	$(PYTHON) -m venv $(VENV)-newest
+	$(VENV)-newest/bin/python -m pip install -q --upgrade -e ".[diffusers,test]"
+	$(VENV)-newest/bin/python -m pytest -n auto -q -W error::FutureWarning $(CORE)
 
 # Every reader on damaged files and inputs, 2,000 cases a test; a failure prints how to repeat it.
 fuzz: $(VENV)/.dev
@@ -40,4 +58,4 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) $(OUT) build dist site src/*.egg-info
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest $(OUT) build dist site src/*.egg-info

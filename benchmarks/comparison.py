@@ -31,33 +31,35 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from ablations import ByEnergy, SteinDensity
 from recording import Records, machine, options, real_images
+from rivals.analytical_first_step import AnalyticalFirstStep
 from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, measure
+from rivals.epsilon_scaling import EpsilonScaling
+from rivals.gits import GITS
 from rivals.iia import IIA
 from rivals.learned import LearnedSolver, Training
 from rivals.restart import Restart
 from steindiff import GRIDS, SOLVERS, datasets, zoo
 from steindiff.bases import Identity
-from steindiff.calibrating import ByAlignment, ByEnergy, Recipe, calibrate, step_weights
+from steindiff.calibrating import ByAlignment, Recipe, calibrate, step_weights
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
-from steindiff.denoisers import AnalyticalFirstStep, Denoiser, EpsilonScaling
-from steindiff.grids import GITS, Grid
+from steindiff.denoisers import Denoiser
+from steindiff.grids import Grid
+from steindiff.images import to_uint8
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
 from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, precision_recall, references
-from steindiff.metrics.inception import InceptionFeatures
-from steindiff.metrics.likeness import psnr, spread
-from steindiff.metrics.random_features import RandomFeatures
+from steindiff.metrics.features import InceptionFeatures, RandomFeatures
+from steindiff.metrics.scores import psnr, spread
 from steindiff.model import Model
 from steindiff.models import CALIBRATIONS, PARAMETERISATIONS, ByLabel
-from steindiff.pixels import to_uint8
 from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import Sampler, levels_for
 from steindiff.search import Search
 from steindiff.seeding import in_batches
 from steindiff.solvers import Solver
-from steindiff.stein_probes import SteinDensity
 
 T = TypeVar("T")
 

@@ -29,11 +29,12 @@ import torch
 from torch import Tensor, nn
 
 import steindiff as sd
+from networks.mixture import Mixture
 from recording import machine
 from steindiff._files import write_json
 from steindiff.corrections.alignment import Groups
-from steindiff.denoisers import Denoiser, Gaussian, Mixture
-from steindiff.denoisers.edm import Preconditioned
+from steindiff.denoisers import Denoiser, Gaussian
+from steindiff.denoisers.prediction import Preconditioned
 from steindiff.metrics import Moments, frechet_distance
 from steindiff.sampler import levels_for
 from steindiff.search import Mismatch

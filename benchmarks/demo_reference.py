@@ -7,18 +7,20 @@ Writes one small file per embedded model to the package.
 
 from __future__ import annotations
 
-from steindiff import datasets, zoo
+import training_data
+from reference import save
+from steindiff import zoo
 from steindiff.comparison import RandomFeatures
-from steindiff.metrics import Moments, references
-from steindiff.models import MOMENTS
+from steindiff.metrics import Moments
+from steindiff.yardsticks import MOMENTS
 
 
 def main() -> None:
     for name in zoo.names():
-        images = datasets.load(name).images
+        images = training_data.load(name).images
         features = RandomFeatures(images.shape[1])
         moments = Moments.stream((part.float() / 127.5 - 1 for part in images.split(1000)), features)
-        references.save(MOMENTS / f"{name}.npz", moments)
+        save(MOMENTS / f"{name}.npz", moments)
         print(f"{name}: {len(images)} images, {moments.count} neighbourhoods")
 
 

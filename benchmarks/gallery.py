@@ -18,7 +18,7 @@ from torch import Tensor
 
 import steindiff as sd
 from steindiff.comparison import many_steps, spectrum
-from steindiff.pixels import picture, to_uint8
+from steindiff.images import to_image, to_uint8
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "docs" / "assets"
@@ -32,7 +32,7 @@ def pairs(strips: list[Tensor]) -> Image.Image:
     sheet = Image.new("RGB", (COLUMNS * width - GAP, lines * (size + GAP) - GAP), "white")
     for k, images in enumerate(strips):
         for n, image in enumerate(to_uint8(images)):
-            tile = picture(image).resize((size, size), Image.Resampling.LANCZOS)
+            tile = to_image(image).resize((size, size), Image.Resampling.LANCZOS)
             sheet.paste(tile, ((n % COLUMNS) * width + k * size, (n // COLUMNS) * (size + GAP)))
     return sheet
 

@@ -43,18 +43,14 @@ import torch
 import torch._functorch.config as functorch_config
 from torch import Tensor
 
+from paper_only.consistency import Consistency, Matched, PerDimension
 from recording import Records, machine, options, real_images
 from steindiff import datasets, noise, sample, zoo
 from steindiff._files import write_bytes
-from steindiff.averages import PerSample
 from steindiff.corrections import (
     Clamped,
-    Consistency,
     Correction,
     FirstSteps,
-    Matched,
-    Normalised,
-    PerDimension,
     Plain,
     Relaxation,
     Unclamped,
@@ -63,11 +59,11 @@ from steindiff.denoisers import Denoiser, EDMDenoiser, Epsilon
 from steindiff.diagnostics import certificate, lipschitz
 from steindiff.grids import Karras, LogSNR
 from steindiff.grids.base import Grid
+from steindiff.images import png, to_uint8
 from steindiff.integrations import edm
 from steindiff.levels import Level, Levels
 from steindiff.metrics import EfficientNetFeatures, InceptionFeatures, Moments, inception_score, references
 from steindiff.metrics.intervals import Distance, difference, distance
-from steindiff.pixels import png, to_uint8
 from steindiff.probes import VJP, Adaptive, Analytic, check_gradient
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, Discrete
@@ -106,21 +102,21 @@ ONE = VJP(1)
 MODES: dict[str, Correction] = {
     "plain": Plain(),
     "clamped": Relaxation(ONE),
-    "per sample": Relaxation(ONE, average=PerSample()),
+    "per sample": Relaxation(ONE, per_sample=True),
     "analytical": Relaxation(Analytic()),
     "adaptive": Relaxation(Adaptive(low=ONE)),
     "first 3": Relaxation(ONE, FirstSteps(3)),
     "maximum 1.1": Relaxation(ONE, bounds=Clamped(maximum=1.1)),
     "maximum 1.5": Relaxation(ONE, bounds=Clamped(maximum=1.5)),
     "literal": literal(probe=ONE),
-    "literal, per sample": literal(probe=ONE, average=PerSample()),
+    "literal, per sample": literal(probe=ONE, per_sample=True),
     "consistency": Consistency(Relaxation(ONE)),
     "consistency, per dimension": Consistency(Relaxation(ONE), weight=PerDimension()),
     "consistency, matched": Consistency(Relaxation(ONE), interpolation=Matched(), weight=PerDimension()),
-    "normalised": Relaxation(ONE, coordinates=Normalised()),
-    "consistency, normalised": Consistency(Relaxation(ONE, coordinates=Normalised())),
+    "normalised": Relaxation(ONE, normalised=True),
+    "consistency, normalised": Consistency(Relaxation(ONE, normalised=True)),
     **{f"m = {m}": Relaxation(VJP(m)) for m in (2, 3, 5, 10)},
-    **{f"m = {m}, per sample": Relaxation(VJP(m), average=PerSample()) for m in (2, 3, 5, 10)},
+    **{f"m = {m}, per sample": Relaxation(VJP(m), per_sample=True) for m in (2, 3, 5, 10)},
 }
 """What a record's `mode` may be; m is 1 unless it is named."""
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steindiff import datasets
+import training_data
 from steindiff._files import write_json
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def real_images(name: str, path: Path | None, count: int) -> Tensor:
         count: How many.
     """
     if path is None:
-        images = datasets.load(name).images
+        images = training_data.load(name).images
     else:
         with np.load(path) as arrays:
             images = torch.from_numpy(arrays["images"])

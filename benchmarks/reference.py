@@ -14,14 +14,30 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
+import training_data
 from recording import machine
 from steindiff import datasets
-from steindiff._files import write_json
+from steindiff._files import atomic, write_json
 from steindiff.metrics import references
+from steindiff.metrics.features import InceptionFeatures
 from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.metrics.inception import InceptionFeatures
+
+
+def save(path: Path, moments: Moments) -> None:
+    """Write moments compactly and atomically: `count`, `mean` (F,), `covariance` (F(F + 1)/2,)."""
+    covariance = moments.covariance.cpu().numpy()
+    with atomic(path) as temporary:
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                count=np.int64(moments.count),
+                mean=moments.mean.cpu().numpy().astype(np.float32),
+                covariance=covariance[np.triu_indices(len(covariance))].astype(np.float32),
+            )
+        references.read(temporary)
 
 
 def main() -> None:
@@ -37,12 +53,12 @@ def main() -> None:
     moments, seconds = {}, {}
     for split in ("train", "test"):
         begun = time.monotonic()
-        images = datasets.load("cifar10", split).images
+        images = training_data.load("cifar10", split).images
         moments[split] = Moments.stream((b.to(args.device) for b in images.split(args.batch)), features)
         seconds[split] = round(time.monotonic() - begun, 1)
         print(f"{split}: {moments[split].count} images, {seconds[split]} s", flush=True)
 
-    references.save(args.statistics / "cifar10-train.npz", moments["train"])
+    save(args.statistics / "cifar10-train.npz", moments["train"])
     stored = references.read(args.statistics / "cifar10-train.npz").to(args.device)
     against_test = frechet_distance(moments["train"], moments["test"])
     common = {

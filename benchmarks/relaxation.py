@@ -25,40 +25,33 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from networks.mixture import Empirical
+from paper_only.activation import TopK
+from paper_only.coefficients import coupled_gammas, decay, fine_flow, ideal_gammas, plot_comparison, plot_decay
+from paper_only.consistency import Consistency, Matched, PerDimension
+from paper_only.probes import JVP, Normal
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
-from steindiff.averages import OverBatch, PerSample
 from steindiff.corrections import (
     Clamped,
-    Consistency,
     Correction,
     FirstSteps,
-    Matched,
-    Normalised,
-    PerDimension,
     Plain,
     Relaxation,
-    TopK,
     Unclamped,
 )
 from steindiff.corrections.relaxation import GROWTH
-from steindiff.denoisers import Denoiser, EDMDenoiser, Empirical
+from steindiff.denoisers import Denoiser, EDMDenoiser
 from steindiff.diagnostics import (
     certificate,
-    decay,
-    fine_flow,
-    ideal_gammas,
     lipschitz,
-    plot_decay,
-    plot_gammas,
     plot_lipschitz,
-    sampled_gammas,
 )
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
 from steindiff.metrics.frechet import Moments, frechet_distance
 from steindiff.metrics.intervals import Distance, difference, distance
-from steindiff.probes import JVP, VJP, Adaptive, Analytic, FiniteDifference, Normal, Rademacher, memory_per_sample
+from steindiff.probes import VJP, Adaptive, Analytic, FiniteDifference, Rademacher, memory_per_sample
 from steindiff.sampler import levels_for as budget
 from steindiff.solvers import DPMSolverMultistep, Solver
 from steindiff.tableau import Step
@@ -105,7 +98,7 @@ def gamma_section() -> list[Record]:
             flow = fine_flow(denoiser, levels.schedule, 24)
             run = (denoiser, data[:400], levels, SOLVERS[name])
             ideal = ideal_gammas(*run, torch.Generator().manual_seed(SEED), probe=VJP(2), flow=flow)
-            sampled = sampled_gammas(*run, torch.Generator().manual_seed(SEED), probe=VJP(2))
+            sampled = coupled_gammas(*run, torch.Generator().manual_seed(SEED), probe=VJP(2))
             for i, (row, own) in enumerate(zip(ideal, sampled, strict=True)):
                 apart = abs(own.gamma - row.stein) / (own.error**2 + row.stein_error**2) ** 0.5
                 records.append(
@@ -123,7 +116,7 @@ def gamma_section() -> list[Record]:
                     }
                 )
             if (schedule, name) == ("edm", "dpmpp-2m"):
-                plot_gammas(ideal, figure.subplots(), sampled)
+                plot_comparison(ideal, figure.subplots(), sampled)
     figure.savefig(RESULTS / "relaxation_gamma.png", dpi=120)
     return records
 
@@ -140,12 +133,12 @@ def corrections() -> dict[str, Correction]:
         "clamped, adaptive": Relaxation(Adaptive()),
         "clamped, first 3 steps": Relaxation(full, FirstSteps(3)),
         "clamped, 3 neediest": Relaxation(full, TopK(3)),
-        "clamped, per sample": Relaxation(full, average=PerSample()),
-        "clamped, normalised": Relaxation(full, coordinates=Normalised()),
-        "clamped, normalised, per sample": Relaxation(full, average=PerSample(), coordinates=Normalised()),
+        "clamped, per sample": Relaxation(full, per_sample=True),
+        "clamped, normalised": Relaxation(full, normalised=True),
+        "clamped, normalised, per sample": Relaxation(full, per_sample=True, normalised=True),
         "literal, guarded": literal(growth=GROWTH, probe=full),
         "literal": literal(probe=full),
-        "literal, per sample": literal(probe=full, average=PerSample()),
+        "literal, per sample": literal(probe=full, per_sample=True),
         "consistency": Consistency(Relaxation(full)),
         "consistency, per dimension": Consistency(Relaxation(full), weight=PerDimension()),
         "consistency, matched": Consistency(Relaxation(full), interpolation=Matched(), weight=PerDimension()),
@@ -203,17 +196,17 @@ def ablation_section(samples: int = 400, repeats: int = 4) -> list[Record]:
     levels = GRIDS["logsnr-to-zero"](SCHEDULES["edm"], 5)
     x = noise(range(samples), (64,), levels[0], torch.float64)
     modes = {
-        "batch, rademacher": (Rademacher(), OverBatch()),
-        "batch, normal": (Normal(), OverBatch()),
-        "per sample, rademacher": (Rademacher(), PerSample()),
+        "batch, rademacher": (Rademacher(), False),
+        "batch, normal": (Normal(), False),
+        "per sample, rademacher": (Rademacher(), True),
     }
     for solver_name in ("dpmpp-2m", SAFE):
         solver = EXTRA.get(solver_name) or SOLVERS[solver_name]
         plain = frechet_distance(Moments.of(sample(denoiser, x, levels, solver).x), reference)
-        for mode, (directions, average) in modes.items():
+        for mode, (directions, alone) in modes.items():
             for m in (1, 2, 3, 5, 10):
                 runs = [
-                    sample(denoiser, x, levels, solver, Relaxation(VJP(m, directions), average=average, seed=seed))
+                    sample(denoiser, x, levels, solver, Relaxation(VJP(m, directions), per_sample=alone, seed=seed))
                     for seed in range(repeats)
                 ]
                 distances = torch.tensor([frechet_distance(Moments.of(run.x), reference) for run in runs])
@@ -249,9 +242,9 @@ def cases_section() -> list[Record]:
     modes: dict[str, Correction] = {
         "plain": Plain(),
         "clamped": Relaxation(full),
-        "clamped, per sample": Relaxation(full, average=PerSample()),
-        "clamped, normalised": Relaxation(full, coordinates=Normalised()),
-        "clamped, normalised, per sample": Relaxation(full, average=PerSample(), coordinates=Normalised()),
+        "clamped, per sample": Relaxation(full, per_sample=True),
+        "clamped, normalised": Relaxation(full, normalised=True),
+        "clamped, normalised, per sample": Relaxation(full, per_sample=True, normalised=True),
     }
     cases: list[tuple[str, str, Solver, Levels]] = [
         (f"vp, {steps} steps", name, SOLVERS[name], GRIDS["logsnr-to-zero"](SCHEDULES["vp"], steps))

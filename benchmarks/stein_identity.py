@@ -27,8 +27,9 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+import training_data
 from recording import machine
-from steindiff import datasets, zoo
+from steindiff import zoo
 from steindiff._files import atomic, write_json
 
 
@@ -80,7 +81,7 @@ def main() -> None:
     args = parser.parse_args()
 
     net = zoo.load("cifar10", args.device, path=args.weights)
-    data = datasets.load("cifar10", "test")
+    data = training_data.load("cifar10", "test")
     clean = (data.images[: args.images].float() / 127.5 - 1).to(args.device)
     labels = data.labels[: args.images].to(args.device)
     generator = torch.Generator().manual_seed(args.seed)

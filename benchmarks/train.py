@@ -26,13 +26,12 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
+import training_data
 from networks import pieces
 from networks.muon import Muon
 from networks.strong import strong
 from steindiff import _weights as weights
-from steindiff import datasets
-from steindiff.zoo.models import ARCHITECTURES
-from steindiff.zoo.preconditioning import EDMPrecond, VPNoise
+from steindiff.zoo.preconditioning import ARCHITECTURES, EDMPrecond, VPNoise
 
 P_MEAN, P_STD = -1.2, 1.2
 WIDE = (0.07, math.log(0.005), math.log(100.0))
@@ -65,7 +64,7 @@ DATA = {"strong": "cifar10"}
 FLIPS = {"cifar10": 0.5, "fashion": 0.0}
 
 
-def batches(data: datasets.Dataset, size: int, flips: float, num_classes: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(data: training_data.Dataset, size: int, flips: float, num_classes: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless shuffled batches: images (B, C, H, W) in [−1, 1], labels (B,) with some replaced by the null label."""
     device = data.images.device
     while True:
@@ -198,8 +197,8 @@ def main() -> None:
     device = torch.device(args.device)
 
     dataset = DATA.get(args.model, args.model)
-    data = datasets.load(dataset, "train")
-    data = datasets.Dataset(data.images[: args.images].to(device), data.labels[: args.images].to(device).long())
+    data = training_data.load(dataset, "train")
+    data = training_data.Dataset(data.images[: args.images].to(device), data.labels[: args.images].to(device).long())
     net = (ARCHITECTURES | {"strong": strong})[args.model]().to(device, memory_format=torch.channels_last)
     if args.init is not None:
         weights.assign(net, pieces.read(args.init), str(args.init[0]))

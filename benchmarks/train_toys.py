@@ -18,17 +18,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import training_data
 from networks import pieces, signals, superresolution
-from steindiff import datasets
 
 P_MEAN, P_STD = -1.2, 1.2
 
 
 def superresolution_toy() -> tuple[nn.Module, float, Callable[[int], tuple[Tensor, ...]]]:
     """Network, σ_data, and what draws a batch: images and their low-resolution pictures."""
-    images = superresolution.prepared(datasets.load("fashion", "train").images)
+    images = superresolution.prepared(training_data.load("fashion", "train").images)
     network = superresolution.SuperResolution()
-    test = superresolution.prepared(datasets.load("fashion", "test").images[: superresolution.PICTURES])
+    test = superresolution.prepared(training_data.load("fashion", "test").images[: superresolution.PICTURES])
     network.pictures.copy_(superresolution.lowered(test))
 
     def batch(size: int) -> tuple[Tensor, ...]:

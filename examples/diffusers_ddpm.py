@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tiny
 import torch
 from diffusers import DDPMPipeline
 
 from steindiff.calibrating import Recipe
 from steindiff.integrations import diffusers as stein
-from steindiff.integrations.diffusers import tiny
 
 MODEL = "google/ddpm-cifar10-32"
 QUICK = Recipe(seeds=range(4), steps=6, search=None)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tiny
 import torch
 
 from steindiff.calibrating import Recipe
 from steindiff.integrations import diffusers as stein
-from steindiff.integrations.diffusers import tiny
 from steindiff.solvers import UniPCBh2
 
 MODEL = "black-forest-labs/FLUX.1-dev"

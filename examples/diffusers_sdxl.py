@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tiny
 import torch
 
 from steindiff.calibrating import Recipe
 from steindiff.calibration import Calibration
 from steindiff.integrations import diffusers as stein
-from steindiff.integrations.diffusers import tiny
 
 MODEL = "stabilityai/stable-diffusion-xl-base-1.0"
 QUICK = Recipe(seeds=range(4), steps=6, search=None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 import steindiff as sd
-from steindiff.report.picture import to_image
+from steindiff.images import to_image
 
 
 def main() -> None:

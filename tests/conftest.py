@@ -1,4 +1,4 @@
-"""Make `problems` and the benchmarks importable, keep torch to one thread, and hypothesis from watching the clock."""
+"""Make `problems`, benchmarks and examples importable, keep torch to one thread and hypothesis off the clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+for folder in ("benchmarks", "examples"):
+    sys.path.append(str(Path(__file__).parents[1] / folder))
 torch.set_num_threads(1)
 
 # No test depends on the clock: neither a deadline nor a health check that measures time. The suite tries the same cases

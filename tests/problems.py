@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from networks.mixture import Mixture
 from steindiff.bases import natural_basis
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import StepWeights
-from steindiff.denoisers import Denoiser, Gaussian, Mixture
+from steindiff.denoisers import Denoiser, Gaussian
 from steindiff.levels import Level, Levels
 from steindiff.solvers import Solver
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig

@@ -8,8 +8,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from networks.mixture import Empirical
 from problems import FLOAT
-from steindiff.denoisers import Denoiser, Empirical
+from steindiff.denoisers import Denoiser
 from steindiff.levels import Levels
 from steindiff.solvers import SOLVERS, Solver
 from steindiff.tableau import Evaluation, Step

@@ -33,11 +33,10 @@ from steindiff import (
 )
 from steindiff.bases import DCT
 from steindiff.corrections.alignment import Alignment, Groups, differences, significant, typical_scale
-from steindiff.corrections.hook import WithHook
+from steindiff.corrections.base import WithHook
 from steindiff.denoisers import Gaussian
-from steindiff.reference import Trajectory
+from steindiff.reference import GaussianDensity, Trajectory
 from steindiff.solvers import DDIM
-from steindiff.stein_probes import GaussianDensity
 from steindiff.tableau import Step, latest
 
 BASIS = DCT((1, 8))

@@ -11,8 +11,8 @@ import torch
 import comparison
 import comparison_tables
 from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
+from networks.mixture import Mixture
 from recording import Records
-from steindiff.denoisers import Mixture
 from steindiff.model import Model
 from steindiff.schedules import EDM
 from stepping import digits

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ablations import Balance, ByEnergy, ProbedLevel, SteinDensity, SteinEnergy, SteinProbes, balance
 from problems import FLOAT, gaussian
 from steindiff import (
     EDM,
@@ -36,14 +37,11 @@ from steindiff import (
 )
 from steindiff._serialization import checksum
 from steindiff.bases import DCT, Basis, Identity
-from steindiff.calibrating import ByEnergy
-from steindiff.corrections.balance import Balance, balance
 from steindiff.denoisers import Gaussian, Guided
-from steindiff.denoisers.batched import Batched
-from steindiff.grids.logsnr import LogSNR
+from steindiff.denoisers.wrappers import Batched
+from steindiff.grids.rules import LogSNR
 from steindiff.grids.stein import Stein
 from steindiff.solvers import DDIM, DPMSolverMultistep
-from steindiff.stein_probes import ProbedLevel, SteinDensity, SteinEnergy, SteinProbes
 from steindiff.tableau import Step
 
 BASIS = DCT((1, 12))

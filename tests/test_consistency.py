@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 
+from paper_only.consistency import Consistency, Likelihood, LogSigma, Matched, PerDimension
+from paper_only.probes import Exact
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
-from steindiff.corrections import Consistency, Likelihood, LogSigma, Matched, PerDimension, Plain, Relaxation
+from steindiff.corrections import Plain, Relaxation
 from steindiff.denoisers import X0, Gaussian
 from steindiff.levels import Levels
-from steindiff.probes import Exact
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import DDIM, Heun
 from steindiff.tableau import Step

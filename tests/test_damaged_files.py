@@ -17,8 +17,8 @@ from PIL import Image
 
 from damage import Trap, refusal
 from steindiff import _weights as weights
+from steindiff.images import Archive, Folder
 from steindiff.metrics import references
-from steindiff.pictures import Archive, Folder
 
 
 def test_neither_weights_nor_statistics_carry_code(tmp_path: Path):

@@ -16,10 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
+import training_data
 from steindiff import _weights as weights
 from steindiff import datasets
 from steindiff._files import sha256
-from steindiff.datasets import Dataset, Package, Unavailable
+from steindiff.datasets import Package, Unavailable
+from training_data import Dataset
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +103,7 @@ def test_cifar10_decodes_row_major_pictures(tmp_path):
             "package/test_lables.json": json.dumps([3, 8, 8, 0]).encode(),
         },
     )
-    images, labels = datasets.decode_cifar10(tmp_path / "c.tgz", "test")
+    images, labels = training_data.decode_cifar10(tmp_path / "c.tgz", "test")
     assert torch.equal(images, torch.from_numpy(pixels).permute(0, 3, 1, 2))
     assert labels.tolist() == [3, 8, 8, 0]
 
@@ -131,7 +133,7 @@ def test_fashion_decodes_idx_files(tmp_path):
             f"{folder}/t10k-labels-idx1-ubyte.gz": gzip.compress(b"\0" * 8 + b"\x09\x02"),
         },
     )
-    images, labels = datasets.decode_fashion(tmp_path / "f.deb", "test")
+    images, labels = training_data.decode_fashion(tmp_path / "f.deb", "test")
     assert images.shape == (2, 1, 28, 28)
     assert torch.equal(images.flatten(), torch.from_numpy(pixels))
     assert labels.tolist() == [9, 2]
@@ -140,7 +142,7 @@ def test_fashion_decodes_idx_files(tmp_path):
 def test_a_deb_without_data_is_named(tmp_path):
     (tmp_path / "f.deb").write_bytes(b"!<arch>\n")
     with pytest.raises(RuntimeError, match=r"f\.deb: holds no data\.tar"):
-        datasets.decode_fashion(tmp_path / "f.deb", "test")
+        training_data.decode_fashion(tmp_path / "f.deb", "test")
 
 
 @pytest.fixture
@@ -149,17 +151,17 @@ def tiny(monkeypatch, tmp_path):
     (tmp_path / "expected").write_text("payload")
     package = Package("tiny@1", "tiny.tgz", sha256(tmp_path / "expected"), writes("payload", "tiny.tgz"))
     images = torch.arange(3 * 4, dtype=torch.uint8).reshape(3, 1, 2, 2)
-    source = datasets.Source(
+    source = training_data.Source(
         package, lambda path, split: Dataset(images, torch.tensor([2, 1, 0])), {"train": 3}, (1, 2, 2)
     )
-    monkeypatch.setitem(datasets.SOURCES, "tiny", source)
+    monkeypatch.setitem(training_data.SOURCES, "tiny", source)
     return images
 
 
 def test_load_decodes_once_then_reads_the_cache(tiny, cache, monkeypatch):
-    first = datasets.load("tiny")
+    first = training_data.load("tiny")
     monkeypatch.setattr(subprocess, "run", None)
-    again = datasets.load("tiny")
+    again = training_data.load("tiny")
     assert torch.equal(first.images, tiny)
     assert torch.equal(again.images, tiny)
     assert again.labels.tolist() == [2, 1, 0]
@@ -167,22 +169,22 @@ def test_load_decodes_once_then_reads_the_cache(tiny, cache, monkeypatch):
 
 
 def test_altered_or_truncated_dataset_is_named(tiny, cache):
-    datasets.load("tiny")
+    training_data.load("tiny")
     path = cache / "tiny-train.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
     with pytest.raises(RuntimeError, match=r"tiny-train\.safetensors: not a whole safetensors file"):
-        datasets.load("tiny")
+        training_data.load("tiny")
     weights.write(path, {"images": torch.zeros(2, 1, 2, 2, dtype=torch.uint8), "labels": torch.zeros(2)})
     with pytest.raises(RuntimeError, match=r"tiny-train\.safetensors: altered; delete it"):
-        datasets.load("tiny")
+        training_data.load("tiny")
 
 
 def test_unknown_names_list_the_known():
     with pytest.raises(ValueError, match="name = 'mnist' is not known"):
-        datasets.load("mnist")
+        training_data.load("mnist")
     with pytest.raises(ValueError, match="split = 'validation' is not known; choose from test, train"):
-        datasets.load("cifar10", "validation")
+        training_data.load("cifar10", "validation")
 
 
 def test_inception_is_taken_out_of_its_wheel_and_checked(tmp_path, monkeypatch):

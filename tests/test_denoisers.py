@@ -7,18 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from networks.mixture import Empirical, Mixture
 from problems import FLOAT, Nonlinear, gaussian, mixture
 from steindiff.denoisers import (
     X0,
     CountingDenoiser,
     DynamicThreshold,
     EDMDenoiser,
-    Empirical,
     Epsilon,
     FlowVelocity,
     Gaussian,
     Guided,
-    Mixture,
     Preconditioned,
     Score,
     StaticThreshold,

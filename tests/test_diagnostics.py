@@ -11,30 +11,32 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from networks.mixture import Mixture
+from paper_only.coefficients import (
+    couple,
+    coupled_gammas,
+    decay,
+    fine_flow,
+    ideal_gammas,
+    plot_comparison,
+    plot_decay,
+)
+from paper_only.oscillation import oscillation, plot_oscillation
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.corrections import Plain
-from steindiff.denoisers import X0, Gaussian, Mixture
+from steindiff.denoisers import X0, Gaussian
 from steindiff.diagnostics import (
     certificate,
-    couple,
-    decay,
     difference,
-    fine_flow,
-    ideal_gammas,
     lipschitz,
     operator_norm,
-    oscillation,
     plot_certificate,
-    plot_decay,
-    plot_gammas,
     plot_lipschitz,
-    plot_oscillation,
-    sampled_gammas,
 )
 from steindiff.diagnostics._lipschitz import candidate
 from steindiff.levels import Level, Levels
-from steindiff.probes import VJP, by_functional
+from steindiff.probes import VJP
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import DDIM
 from steindiff.tableau import Step
@@ -52,10 +54,9 @@ def two_modes() -> Mixture:
 
 
 @pytest.mark.parametrize("push", [None, difference])
-@pytest.mark.parametrize("route", [None, by_functional])
-def test_operator_norm_is_the_largest_singular_value(push, route):
+def test_operator_norm_is_the_largest_singular_value(push):
     network = Nonlinear()
-    options = {key: value for key, value in (("push", push), ("route", route)) if value is not None}
+    options = {key: value for key, value in (("push", push),) if value is not None}
 
     def function(z: torch.Tensor) -> torch.Tensor:
         return network(z, torch.zeros(len(z), dtype=FLOAT))
@@ -227,7 +228,7 @@ def test_sampled_gammas_skip_pure_noise_and_follow_the_run():
     denoiser = spread_gaussian()
     levels = GRIDS["uniform"](SCHEDULES["flow"], 4)
     clean = denoiser.sample(50, torch.Generator().manual_seed(0))
-    for compare in (sampled_gammas, ideal_gammas):
+    for compare in (coupled_gammas, ideal_gammas):
         rows = compare(denoiser, clean, levels, SOLVERS["dpmpp-2m"], torch.Generator().manual_seed(0))
         assert [row.sigma for row in rows] == [level.sigma for level in levels[1:-1]]
 
@@ -275,7 +276,7 @@ def test_plots_show_the_data():
     expected = {
         plot_lipschitz: (constants, constants.transition.median(1).values.tolist()),
         plot_certificate: (rows, list(rows.bound)),
-        plot_gammas: (coefficients, [row.direct for row in coefficients]),
+        plot_comparison: (coefficients, [row.direct for row in coefficients]),
         plot_decay: (errors, list(errors.error)),
         plot_oscillation: (turns, turns.plain[:, 0].tolist()),
     }
@@ -286,8 +287,8 @@ def test_plots_show_the_data():
         assert axes.get_ylabel()
         assert axes.get_legend() is not None
     axes = Figure().add_subplot()
-    own = sampled_gammas(denoiser, clean, levels, DDIM(), generator)
-    plot_gammas(coefficients, axes, own)
+    own = coupled_gammas(denoiser, clean, levels, DDIM(), generator)
+    plot_comparison(coefficients, axes, own)
     assert [container.get_label() for container in axes.containers] == ["Stein, ideal states", "Stein, sampled states"]
     axes = Figure().add_subplot()
     for label in ("EDM", "log-SNR"):

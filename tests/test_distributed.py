@@ -9,17 +9,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from ablations import Balance
+from paper_only.probes import JVP, Exact, Normal
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
 from steindiff._distributed import Rank, gather, shard
-from steindiff.averages import PerSample, mean, ratio_error
+from steindiff.averages import mean, ratio_error
 from steindiff.bases import Identity
 from steindiff.corrections import Relaxation
 from steindiff.corrections.alignment import Groups
-from steindiff.corrections.balance import Balance
 from steindiff.denoisers import X0
 from steindiff.metrics.frechet import Moments
-from steindiff.probes import JVP, VJP, Antithetic, Exact, FiniteDifference, Normal
+from steindiff.probes import VJP, Antithetic, FiniteDifference
 from steindiff.schedules import VP
 from steindiff.search import Residuals, products
 
@@ -30,7 +31,7 @@ RELAXATIONS = {
     "jvp": Relaxation(JVP(2, Normal())),
     "difference": Relaxation(FiniteDifference(2)),
     "antithetic": Relaxation(VJP(4, Antithetic(Normal()))),
-    "per sample": Relaxation(VJP(2), average=PerSample()),
+    "per sample": Relaxation(VJP(2), per_sample=True),
 }
 
 

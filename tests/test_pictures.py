@@ -14,7 +14,7 @@ from PIL import Image
 import drills
 from damage import Trap
 from steindiff._distributed import Rank
-from steindiff.pictures import Archive, Folder, Stack
+from steindiff.images import Archive, Folder
 from steindiff.production import Images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (11, 4, 5, 3), dtype=np.uint8)
@@ -40,16 +40,12 @@ def archive(place: Path) -> Archive:
     return Archive(place / "a.npz")
 
 
-def stack(place: Path) -> Stack:
-    return Stack(torch.from_numpy(PIXELS).movedim(-1, 1))
-
-
 def production(place: Path) -> Images:
     drills.make(place, 11)
     return Images(place)
 
 
-@pytest.mark.parametrize("make", [folder, archive, stack, production])
+@pytest.mark.parametrize("make", [folder, archive, production])
 def test_batches_are_in_order_and_shared_whole(make, tmp_path):
     pictures = make(tmp_path)
     assert len(pictures) == 11

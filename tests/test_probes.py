@@ -11,27 +11,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from paper_only.probes import JVP, Exact, Normal, OnPart
 from problems import FLOAT, Nonlinear, random_unet
 from steindiff import GRIDS, SOLVERS, noise, sample
-from steindiff.averages import PerSample
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
-from steindiff.denoisers.batched import Batched
+from steindiff.denoisers.wrappers import Batched
 from steindiff.levels import Level
 from steindiff.probes import (
-    JVP,
     VJP,
     Adaptive,
     Analytic,
     Antithetic,
     Directions,
-    Exact,
     FiniteDifference,
-    Normal,
-    OnPart,
     Rademacher,
-    by_autograd,
-    by_functional,
     check_gradient,
     memory_per_sample,
     pullback,
@@ -42,12 +36,9 @@ from steindiff.solvers import Solver
 from steindiff.tableau import HERE, Evaluation, Row, Stage, Step, Tableau
 from stepping import step_at
 
-routes = pytest.mark.parametrize("route", [by_autograd, by_functional])
 
-
-@routes
 @pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_pullback_gives_the_output_and_transposed_jacobian_products_from_one_call(route, context):
+def test_pullback_gives_the_output_and_transposed_jacobian_products_from_one_call(context):
     network, calls = Nonlinear(), []
 
     def function(z: torch.Tensor) -> torch.Tensor:
@@ -57,7 +48,7 @@ def test_pullback_gives_the_output_and_transposed_jacobian_products_from_one_cal
     x = torch.linspace(-1, 1, 18, dtype=FLOAT).reshape(3, 6)
     jacobian = torch.func.vmap(torch.func.jacrev(lambda z: network(z[None], torch.zeros(1, dtype=FLOAT))[0]))(x)
     with context():
-        output, pull = pullback(function, x.clone(), route)
+        output, pull = pullback(function, x.clone())
         pulled = [pull(v.clone()) for v in (torch.ones_like(x), x)]
     assert calls == [3]
     assert torch.equal(output, network(x, torch.zeros(3, dtype=FLOAT)))
@@ -80,36 +71,32 @@ SILENT = {
 }
 
 
-@routes
 @pytest.mark.parametrize("network", SILENT.values(), ids=SILENT.keys())
-def test_a_network_without_a_gradient_is_refused_and_not_taken_for_a_constant(network, route):
+def test_a_network_without_a_gradient_is_refused_and_not_taken_for_a_constant(network):
     """A step r x + b D has a gradient even where D has none: alone, in a step and in a run."""
-    if route is by_functional and network is SILENT["outside torch"]:
-        pytest.skip("torch.func itself refuses it, with words of its own")
     level, denoiser = LEVELS[2], X0(network)
     x = noise(range(2), (6,), level, FLOAT)
     words = r"network gives no gradient \(no_grad or detached output\): .*FiniteDifference\(\)"
     with pytest.raises(RuntimeError, match=words):
-        pullback(lambda z: denoiser(z, level), x, route)
+        pullback(lambda z: denoiser(z, level), x)
     step = Step(SOLVERS["ddim"].tableau(LEVELS, 2), denoiser)
-    for probe in (VJP(1, route=route), Exact(route=route)):
+    for probe in (VJP(1), Exact()):
         with pytest.raises(RuntimeError, match=words):
             probe(step, x, level, torch.Generator())
     with pytest.raises(RuntimeError, match=words):
-        sample(denoiser, noise(range(2), (6,), LEVELS[0], FLOAT), LEVELS, SOLVERS["heun"], Relaxation(VJP(route=route)))
+        sample(denoiser, noise(range(2), (6,), LEVELS[0], FLOAT), LEVELS, SOLVERS["heun"], Relaxation(VJP()))
     FiniteDifference()(step, x, level, torch.Generator())  # needs none
 
 
-@routes
-def test_a_gradient_that_is_cut_in_part_is_found_by_a_difference(route):
+def test_a_gradient_that_is_cut_in_part_is_found_by_a_difference():
     level = LEVELS[2]
     x = noise(range(2), (6,), level, FLOAT)
     for network in (Nonlinear(), Attending()):
-        check_gradient(functools.partial(X0(network), level=level), x, 0.02 * level.sigma, route)
+        check_gradient(functools.partial(X0(network), level=level), x, 0.02 * level.sigma)
     with pytest.raises(RuntimeError, match=r"network gives a wrong gradient: v'Jv is .* by derivative and .* by diff"):
-        check_gradient(lambda z: X0(halved)(z, level), x, 0.02 * level.sigma, route)
+        check_gradient(lambda z: X0(halved)(z, level), x, 0.02 * level.sigma)
     with pytest.raises(RuntimeError, match="network gives no gradient"):
-        check_gradient(lambda z: X0(SILENT["detached"])(z, level), x, 0.02 * level.sigma, route)
+        check_gradient(lambda z: X0(SILENT["detached"])(z, level), x, 0.02 * level.sigma)
 
 
 def test_forward_mode_takes_expanded_states():
@@ -159,7 +146,6 @@ def test_every_probe_agrees_with_the_exact_jacobian_of_every_solver(solver: Solv
     pairs = torch.stack([axes, -axes], 1).flatten(0, 1)
     for probe, v, share in (
         (VJP(), axes, 1.0),
-        (VJP(route=by_functional), axes, 1.0),
         (JVP(), axes, 1.0),
         (FiniteDifference(relative=1e-4), pairs, 0.5),
     ):
@@ -173,7 +159,7 @@ def test_vjp_equals_jvp_for_equal_probes(solver: Solver):
     for directions in (Rademacher(), Normal()):
         results = [
             probe(step, x, level, torch.Generator().manual_seed(5))
-            for probe in (VJP(3, directions), VJP(3, directions, route=by_functional), JVP(3, directions))
+            for probe in (VJP(3, directions), JVP(3, directions))
         ]
         for other in results[1:]:
             torch.testing.assert_close(other.divergence, results[0].divergence, atol=1e-12, rtol=1e-12)
@@ -286,27 +272,13 @@ class NoTransform(torch.autograd.Function):
         return grad * x.cos()
 
 
-def inference_weights() -> X0:
-    """Weights made in inference mode, as ComfyUI's are."""
-    with torch.inference_mode():
-        network = Nonlinear()
-    return X0(network)
-
-
-def test_hosts_that_allow_one_route_only():
-    """A custom backward has no transform; weights made in inference mode have no graph of autograd."""
+def test_a_custom_backward_without_transforms_is_pulled_back():
     level = Level(1.0, 1.0, 1.0)
     x = noise(range(3), (6,), level, FLOAT)
-    for denoiser, works, refused in (
-        (X0(lambda x, t: NoTransform.apply(x)), by_autograd, by_functional),
-        (inference_weights(), by_functional, by_autograd),
-    ):
-        step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), denoiser)
-        found = VJP(6, route=works)(step, x, level, torch.Generator().manual_seed(0))
-        fine = FiniteDifference(6, Rademacher(), relative=1e-5)(step, x, level, torch.Generator().manual_seed(0))
-        torch.testing.assert_close(found.divergence, fine.divergence, atol=1e-3, rtol=0)
-        with pytest.raises(RuntimeError):
-            VJP(6, route=refused)(step, x, level, torch.Generator())
+    step = Step(Tableau((Stage(HERE, level),), Row(x=0.3, d=(0.7,))), X0(lambda x, t: NoTransform.apply(x)))
+    found = VJP(6)(step, x, level, torch.Generator().manual_seed(0))
+    fine = FiniteDifference(6, Rademacher(), relative=1e-5)(step, x, level, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(found.divergence, fine.divergence, atol=1e-3, rtol=0)
 
 
 def test_forward_mode_needs_the_unfused_attention_and_gets_it():
@@ -460,8 +432,8 @@ def test_on_part_is_unbiased_for_the_mean_and_refused_where_every_sample_needs_i
     )
     torch.testing.assert_close(whole.x, part.x)
     assert (whole.nfe, part.nfe, part.backward_passes) == (4, 4, whole.backward_passes)
-    with pytest.raises(ValueError, match=r"average = PerSample\(\) needs a probe of every sample"):
-        sample(model, x, levels, SOLVERS["ddim"], Relaxation(OnPart(), average=PerSample()))
+    with pytest.raises(ValueError, match=r"per_sample needs a probe of every sample"):
+        sample(model, x, levels, SOLVERS["ddim"], Relaxation(OnPart(), per_sample=True))
     for share in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got "):
             OnPart(share)

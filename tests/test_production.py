@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import drills
+from ablations import Balance
 from damage import Trap
 from drills import LEVELS, PLAIN, SHAPE, SOLVER, Ears, files, label, make, model
 from steindiff import SOLVERS, Sampler, noise, sample
@@ -28,14 +29,13 @@ from steindiff._files import atomic, unfinished, write_bytes
 from steindiff._serialization import with_checksum
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
-from steindiff.corrections import Plain, Relaxation, TopK
-from steindiff.corrections.balance import Balance
+from steindiff.corrections import FirstSteps, Plain, Relaxation
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids import GRIDS
+from steindiff.images import Folder
 from steindiff.model import Model
-from steindiff.pictures import Folder
 from steindiff.production import Images, Manifest, to_png, verify
-from steindiff.production.settings import setting
+from steindiff.production.manifest import setting
 from steindiff.sampler import levels_for
 from steindiff.schedules import SCHEDULES
 
@@ -263,7 +263,7 @@ def test_calibrations_are_told_apart_beyond_the_digits_of_their_file(tmp_path: P
 def test_settings_of_every_correction_can_be_recorded():
     for correction in (
         Plain(),
-        Relaxation(activation=TopK()),
+        Relaxation(activation=FirstSteps()),
         EMPTY.replay(),
         Balance(DCT(SHAPE), torch.ones(1, 4)),
     ):

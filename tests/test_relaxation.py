@@ -8,27 +8,26 @@ from dataclasses import replace
 import pytest
 import torch
 
+from networks.mixture import Empirical, Mixture
+from paper_only.activation import Expansion, OnlySteps, TopK
+from paper_only.coefficients import couple, coupled_gammas, decay, gammas, ideal_gammas, ideal_step
+from paper_only.probes import Exact
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, load, noise, sample
-from steindiff.averages import OverBatch, PerSample, mean
+from steindiff.averages import mean
 from steindiff.comparison import default_methods
 from steindiff.corrections import (
     Clamped,
     EveryStep,
-    Expansion,
     FirstSteps,
-    Normalised,
-    OnlySteps,
     Plain,
     Relaxation,
-    TopK,
     Unclamped,
 )
-from steindiff.denoisers import X0, Denoiser, Empirical, Gaussian, Mixture
-from steindiff.diagnostics import couple, decay, gammas, ideal_gammas, ideal_step, sampled_gammas
+from steindiff.denoisers import X0, Denoiser, Gaussian
 from steindiff.grids import LogSNR, UniformTime
 from steindiff.levels import Level, Levels
-from steindiff.probes import VJP, Adaptive, Analytic, Exact, FiniteDifference, pushforward
+from steindiff.probes import VJP, Adaptive, Analytic, FiniteDifference, pushforward
 from steindiff.probes.base import dot
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, VP, Schedule
@@ -111,7 +110,7 @@ def test_on_a_samplers_own_states_stein_gamma_leaves_that_of_ideal_states():
     denoiser, clean = problem("digits", 500)
     levels = GRIDS["logsnr-to-zero"](EDM(), 6)
     run = (denoiser, clean, levels, SOLVERS["dpmpp-2m"])
-    sampled = sampled_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2))
+    sampled = coupled_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2))
     ideal = ideal_gammas(*run, torch.Generator().manual_seed(0), probe=VJP(2), flow=still)
     assert [row.sigma for row in sampled] == [row.sigma for row in ideal]
     apart = [
@@ -392,11 +391,11 @@ def test_clamped_form_stays_finite_for_every_grid_and_budget(solver: Solver):
 @pytest.mark.parametrize("probe", [VJP(1), Analytic(), FiniteDifference(2)], ids=lambda p: type(p).__name__)
 def test_gamma_one_is_the_plain_solver_bit_for_bit(solver: Solver, probe):
     levels = GRIDS["logsnr-to-zero"](VP(), 5)
-    for dtype, average in ((torch.float32, OverBatch()), (FLOAT, PerSample())):
+    for dtype, per_sample in ((torch.float32, False), (FLOAT, True)):
         network = X0(Nonlinear(dtype=dtype))
         x = noise(range(4), (6,), levels[0], dtype)
         plain = sample(network, x, levels, solver, capture=True)
-        fixed = Relaxation(probe, EveryStep(to_zero=True), Clamped(minimum=1.0), average)
+        fixed = Relaxation(probe, EveryStep(to_zero=True), Clamped(minimum=1.0), per_sample)
         out = sample(network, x, levels, solver, fixed, capture=True)
         for a, b in zip(out.trajectory, plain.trajectory, strict=True):
             assert torch.equal(a, b)
@@ -425,7 +424,7 @@ def test_statistics_are_those_of_algorithm_1():
 def test_per_sample_gamma_does_not_depend_on_the_batch():
     denoiser, levels = mixture_data(), GRIDS["edm-to-zero"](EDM(0.02, 20.0), 5)
     x = noise(range(6), (8,), levels[0], FLOAT)
-    alone = Relaxation(Exact(), average=PerSample())
+    alone = Relaxation(Exact(), per_sample=True)
     together = sample(denoiser, x, levels, DPMSolverMultistep(2), alone)
     single = [sample(denoiser, x[k : k + 1], levels, DPMSolverMultistep(2), alone).x for k in range(6)]
     torch.testing.assert_close(together.x, torch.cat(single), atol=1e-12, rtol=0)
@@ -445,14 +444,14 @@ def test_normalised_coordinates_make_every_schedule_the_edm_one(schedule: str, s
     process = SCHEDULES[schedule]
     levels = Levels(tuple(process.at(level.lam) if level.sigma else process.clean() for level in edm), process)
     x = noise(range(20), (8,), edm[0], FLOAT)
-    relaxation = Relaxation(Exact(), average=PerSample(), coordinates=Normalised())
+    relaxation = Relaxation(Exact(), per_sample=True, normalised=True)
     expected = sample(denoiser, x, edm, solver, relaxation)
     found = sample(denoiser, x * levels[0].alpha, levels, solver, relaxation)
     torch.testing.assert_close(found.x, expected.x, atol=1e-7, rtol=0)
     assert any(bool((row["gamma"] < 1.0).any()) for row in expected.statistics[:-1])
     for a, b in zip(found.statistics[:-1], expected.statistics[:-1], strict=True):
         torch.testing.assert_close(a["optimum"], b["optimum"], rtol=1e-6, atol=0)
-    given = sample(denoiser, x, edm, solver, Relaxation(Exact(), average=PerSample()))
+    given = sample(denoiser, x, edm, solver, Relaxation(Exact(), per_sample=True))
     assert torch.equal(given.x, expected.x)
 
 
@@ -570,8 +569,8 @@ def test_seed_decides_the_probes():
         (lambda: Relaxation(seed=-1), r"seed must be >= 0, got -1"),
         (lambda: Clamped(0.0), r"minimum must be in \(0, 1\], got 0.0"),
         (lambda: Unclamped(1.5), r"minimum must be in \(0, 1\], got 1.5"),
-        (lambda: TopK(0), r"k must be >= 1, got 0"),
-        (lambda: FirstSteps(0), r"k must be >= 1, got 0"),
+        (lambda: TopK(0), r"k must be a whole number >= 1, got 0"),
+        (lambda: FirstSteps(0), r"k must be a whole number >= 1, got 0"),
         (lambda: Clamped(0.5, 0.1), r"maximum must be >= minimum = 0.5, got 0.1"),
         (lambda: Unclamped(growth=0.0), r"growth must be > 0 or None, got 0.0"),
         (lambda: OnlySteps((7,))(GRIDS["edm-to-zero"](EDM(), 5), 0), r"steps must lie within a run of 5 steps, got 7"),

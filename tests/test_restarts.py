@@ -11,11 +11,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from networks.mixture import Mixture
 from steindiff._serialization import with_checksum
 from steindiff.calibrating import Progress, Recipe, calibrate, with_restarts
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import StepWeights
-from steindiff.denoisers import Denoiser, Gaussian, Mixture
+from steindiff.denoisers import Denoiser, Gaussian
 from steindiff.levels import Levels
 from steindiff.loop import sample
 from steindiff.model import Model

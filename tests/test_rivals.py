@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from problems import FLOAT, Nonlinear, gaussian, mixture
+from rivals.analytical_first_step import AnalyticalFirstStep
+from rivals.ays import AYS, SDXL, STABLE_DIFFUSION, STABLE_VIDEO_DIFFUSION
 from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, gain_diagonal, measure
+from rivals.epsilon_scaling import EpsilonScaling
+from rivals.gits import GITS, jump_costs
 from rivals.iia import IIA, least_squares
 from rivals.learned import LearnedSolver, Training, history_weights
 from rivals.restart import Restart, renoise
 from steindiff import SOLVERS, noise, sample
-from steindiff.denoisers import AnalyticalFirstStep, Epsilon, EpsilonScaling, Gaussian
-from steindiff.grids import AYS, GITS, Karras, LogSNR
-from steindiff.grids.ays import SDXL, STABLE_DIFFUSION, STABLE_VIDEO_DIFFUSION
-from steindiff.grids.gits import jump_costs
+from steindiff.denoisers import Epsilon, Gaussian
+from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Level, Levels
 from steindiff.reference import Trajectory
 from steindiff.sampler import levels_for

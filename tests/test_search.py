@@ -13,15 +13,16 @@ from torch import Tensor
 
 import contract
 import steindiff as sd
+from networks.mixture import Mixture
 from problems import FLOAT
 from steindiff.bases import DCT
 from steindiff.calibrating import Progress
 from steindiff.corrections.alignment import Groups
-from steindiff.denoisers import Gaussian, Mixture
+from steindiff.denoisers import Gaussian
 from steindiff.loop import Cancelled
 from steindiff.metrics import spread
+from steindiff.reference import GaussianDensity
 from steindiff.search import Coordinate, Mismatch, Trials, move, resampled
-from steindiff.stein_probes import GaussianDensity
 
 BASIS = DCT((1, 12))
 RECORDED = Path(contract.__file__).parent / "results" / "contract.json"

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from steindiff import datasets, zoo
-from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, models, weights
+import training_data
+from steindiff import zoo
+from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, weights
+from steindiff.zoo import preconditioning as models
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "train.py"
 TINY = UNetConfig(
@@ -25,8 +27,8 @@ TINY = UNetConfig(
 def train(monkeypatch):
     """The script's names, with a tiny model and a dataset of plain grey images in place of the real ones."""
     images = torch.arange(0, 256, 4, dtype=torch.uint8)[:, None, None, None].expand(64, 1, 8, 8)
-    data = datasets.Dataset(images, torch.arange(64) % 4)
-    monkeypatch.setattr(datasets, "load", lambda name, split: data)
+    data = training_data.Dataset(images, torch.arange(64) % 4)
+    monkeypatch.setattr(training_data, "load", lambda name, split: data)
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     monkeypatch.setitem(models.ARCHITECTURES, "cifar10", lambda: EDMPrecond(UNet(TINY)))
     monkeypatch.setitem(models.ARCHITECTURES, "fashion", lambda: VPNoise(UNet(TINY)))
@@ -55,7 +57,7 @@ def test_fresh_networks_have_loss_one(train):
 
 def test_batches_are_scaled_flipped_and_sometimes_unlabelled(train):
     ramp = torch.arange(8, dtype=torch.uint8).mul(36).expand(64, 1, 8, 8)
-    data = datasets.Dataset(ramp, torch.ones(64, dtype=torch.long))
+    data = training_data.Dataset(ramp, torch.ones(64, dtype=torch.long))
     torch.manual_seed(0)
     seen = [next(train.batches(data, 64, 0.5, 10)) for _ in range(20)]
     x, labels = torch.cat([x for x, _ in seen]), torch.cat([y for _, y in seen])

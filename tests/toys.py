@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from sklearn.datasets import load_digits
 
+from networks.mixture import Mixture
 from steindiff import EDM, Calibration, Model, Recipe, Search, Solver, calibrate
 from steindiff.comparison import Calibrated, Method, Yardstick, default_methods
-from steindiff.denoisers import Mixture
 from steindiff.metrics import Moments, RandomFeatures
 
 SHAPE = (1, 8, 8)

@@ -18,7 +18,7 @@ from bench.scope import SCOPES
 from bench.sections import SECTIONS, bench
 from bench.writing import write
 from steindiff import load, zoo
-from steindiff._devices import available
+from steindiff._environment import available
 from steindiff._files import folder
 from steindiff.solvers import SOLVERS
 

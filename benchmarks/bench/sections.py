@@ -16,21 +16,21 @@ import steindiff
 from bench.hosts import Missing, diffusers_loop
 from bench.scope import Scope
 from bench.timing import Cost, Spread, Stopwatch, Timing, Watched, interleaved
-from steindiff._packages import installed
-from steindiff.corrections.base import Correction
-from steindiff.corrections.plain import Plain
+from paper_only.probes import OnPart
+from steindiff._environment import installed
+from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import EDMDenoiser
-from steindiff.denoisers.autocast import Autocast
 from steindiff.denoisers.base import Denoiser, Network, NetworkDenoiser
+from steindiff.denoisers.wrappers import Autocast
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
 from steindiff.loop import sample
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
-from steindiff.probes import VJP, Adaptive, Analytic, OnPart
+from steindiff.probes import VJP, Adaptive, Analytic
 from steindiff.probes._pullback import pullback
-from steindiff.probes.memory import fitting
+from steindiff.probes.hutchinson import fitting
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM
 from steindiff.seeding import noise

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from networks import pieces
 from steindiff import EDM, EDMDenoiser, Model
-from steindiff.denoisers.edm import precondition
+from steindiff.denoisers.prediction import precondition
 from steindiff.zoo.unet import Fourier
 
 NAME = "signals"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from networks import pieces
 from steindiff import EDM, EDMDenoiser, Model
 from steindiff.denoisers.base import Denoiser
-from steindiff.denoisers.edm import precondition
+from steindiff.denoisers.prediction import precondition
 from steindiff.zoo import UNet, UNetConfig
 
 NAME = "superresolution"

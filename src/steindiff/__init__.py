@@ -12,9 +12,8 @@ Data flows one way: model → denoiser → step → correction → next state.
 from steindiff._discovery import register
 from steindiff._version import __version__
 from steindiff.bases import BASES, DCT, Basis, Identity
-from steindiff.calibrating import ByAlignment, ByEnergy, Progress, Recipe, calibrate, calibrate_budgets
-from steindiff.calibration import Calibration
-from steindiff.calibration_set import CalibrationSet
+from steindiff.calibrating import ByAlignment, Progress, Recipe, calibrate, calibrate_budgets
+from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.comparison import CompareOptions, Comparison, compare
 from steindiff.corrections import CORRECTIONS, Correction
 from steindiff.corrections.replay import Replay, StepWeights
@@ -24,13 +23,12 @@ from steindiff.levels import Level, Levels
 from steindiff.loop import Cancelled, SampleResult, StepInfo, sample
 from steindiff.model import Model
 from steindiff.models import load, shipped_calibration
-from steindiff.reference import ReferenceRun, reference_run
+from steindiff.reference import GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import Sampler
 from steindiff.schedules import EDM, SCHEDULES, VE, VP, Cosine, Discrete, Flow, Schedule
 from steindiff.search import Search
 from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS, Solver
-from steindiff.stein_probes import GaussianDensity, SteinDensity
 
 __all__ = [
     "BASES",
@@ -45,7 +43,6 @@ __all__ = [
     "X0",
     "Basis",
     "ByAlignment",
-    "ByEnergy",
     "Calibration",
     "CalibrationSet",
     "Cancelled",
@@ -76,7 +73,6 @@ __all__ = [
     "Score",
     "Search",
     "Solver",
-    "SteinDensity",
     "StepInfo",
     "StepWeights",
     "Velocity",

@@ -26,12 +26,7 @@ REGISTRIES: list[Registry[Any]] = []
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Named objects of one kind: those of a package's modules, then those registered, then entry points.
-
-    Args:
-        package: whose modules are walked for `VARIANTS` tables; its last part names the entry points' group.
-        kind: what the objects must be.
-    """
+    """Named objects of one kind: those of a package's modules, then those registered, then entry points."""
 
     def __init__(self, package: str, kind: type[T]) -> None:
         self.package = package
@@ -61,12 +56,7 @@ class Registry(Mapping[str, T], Generic[T]):
             self._classes[cls.__name__] = cls  # type: ignore[assignment,union-attr]
 
     def add(self, name: str, value: T) -> None:
-        """Offer `value` under a name.
-
-        Raises:
-            TypeError: if it is not of this registry's kind.
-            ValueError: if the name is taken by something else.
-        """
+        """Offer `value` under a name."""
         if not isinstance(value, self.kind):
             raise TypeError(f"{name!r} must be a {self.kind.__name__}, got {value!r}")
         if self._found.get(name, value) != value:
@@ -97,12 +87,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._found[name]
 
     def resolve(self, argument: str, given: T | str) -> T:
-        """The object meant by a name or itself.
-
-        Raises:
-            ValueError: if there is no such name; the message has the nearest one.
-            TypeError: if it is neither a name nor of this kind.
-        """
+        """The object meant by a name or itself."""
         if isinstance(given, str):
             if given not in self:
                 raise ValueError(f"{argument} = {given!r} is not known{nearest(given, self)}")
@@ -127,16 +112,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def register(name: str, value: Any) -> None:
-    """Offer a solver, schedule, grid, basis, probe or correction of one's own by name, in files and commands too.
-
-    Args:
-        name: what to call it.
-        value: a frozen dataclass of one of these kinds.
-
-    Raises:
-        TypeError: if it is of none of them.
-        ValueError: if the name is taken.
-    """
+    """Offer a solver, schedule, grid, basis, probe or correction, a frozen dataclass, by name, in files too."""
     for registry in REGISTRIES:
         if isinstance(value, registry.kind):
             registry.add(name, value)
@@ -146,11 +122,7 @@ def register(name: str, value: Any) -> None:
 
 
 def named(argument: str, name: str, table: Mapping[str, T]) -> T:
-    """Look `name` up, or say which is nearest.
-
-    Raises:
-        ValueError: naming the argument, the value and the nearest name.
-    """
+    """Look `name` up, or say which is nearest."""
     if name not in table:
         raise ValueError(f"{argument} = {name!r} is not known{nearest(name, table)}")
     return table[name]

@@ -104,18 +104,6 @@ def atomic(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
     Its name is random, hidden and of no kind a reader looks for, and it is locked while the block lasts: processes on
     one folder, also on several machines, do not disturb each other, and `sweep` removes what a killed one left.
-
-    Args:
-        path: Target; its folder is made, a previous file stays until the new one is whole.
-        durable: Wait until file and name are on the disk.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "greeting.txt"
-        >>> with atomic(target) as temporary:
-        ...     _ = temporary.write_text("hello")
-        >>> target.read_text()
-        'hello'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with unfinished(path.parent) as temporary:
@@ -137,11 +125,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file atomically.
-
-    Raises:
-        OSError: if the folder cannot be written to or the disk is full; it names `path`.
-    """
+    """Write a file atomically."""
     with naming(path), atomic(path, durable=durable) as temporary:
         temporary.write_bytes(data)
 
@@ -160,9 +144,6 @@ def folder(path: Path) -> Path:
     """Create a folder where missing and make sure that files can be written to it, before work is spent.
 
     What a killed run left unfinished in it is removed.
-
-    Raises:
-        OSError: if that is not so; it names `path`.
     """
     with naming(path):
         path.mkdir(parents=True, exist_ok=True)

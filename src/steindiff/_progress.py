@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,15 +10,14 @@ from contextlib import contextmanager
 @contextmanager
 def bar(title: str, total: float, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
     """Yield a function that is told each bit of work done; rich is only imported where a bar is shown."""
-    if not shown:
+    if not shown or not sys.stderr.isatty():
         yield lambda amount: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
         task = drawn.add_task(title, total=total)
         yield lambda amount: drawn.advance(task, amount)
 

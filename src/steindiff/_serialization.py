@@ -30,14 +30,6 @@ def decode(name: str, value: Any, kind: Any) -> Any:
     Lists become tuples, objects dataclasses or dicts, lists of the right length named tuples. Whole numbers are below
     2⁶³, floats finite. `Annotated[int, Within(1)]` adds bounds, any callable of name and value does.
 
-    Args:
-        name: of the field, for the message: `seeds.count`.
-        value: what JSON gave.
-        kind: the annotation.
-
-    Raises:
-        ValueError: naming the field, what it must be, and the value.
-
     Example:
         >>> decode("shape", [3, 32], tuple[int, ...])
         (3, 32)
@@ -140,11 +132,7 @@ def to_config(thing: Any) -> dict[str, Any]:
 
 
 def from_config(name: str, description: Any, table: Mapping[str, type[T]]) -> T:
-    """Rebuild what `to_config` wrote; the annotations of the class are checked strictly.
-
-    Raises:
-        ValueError: if the description names an unknown kind or does not fit its class.
-    """
+    """Rebuild what `to_config` wrote; the annotations of the class are checked strictly."""
     arguments = dict(_object(name, description))
     kind = arguments.pop("kind", None)
     if not isinstance(kind, str) or kind not in table:
@@ -164,12 +152,7 @@ def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Parse a JSON document; NaN and infinity are not numbers of JSON.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is too large or not JSON.
-    """
+    """Parse a JSON document; NaN and infinity are not numbers of JSON."""
     if (size := path.stat().st_size) > LARGEST_FILE:
         raise ValueError(f"the file must have <= {LARGEST_FILE} bytes, got {size}")
     return parse_json(path.read_bytes())
@@ -184,16 +167,7 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def verified(what: str, content: Any, *versions: int) -> dict[str, Any]:
-    """The content without its checksum, once it has been found whole.
-
-    Args:
-        what: the document's kind, for the message.
-        content: what was read.
-        versions: values of `format` that are accepted.
-
-    Raises:
-        ValueError: if it is not such a document, of another version, or altered.
-    """
+    """The content without its checksum, once it has been found whole."""
     if not isinstance(content, dict) or "format" not in content or "sha256" not in content:
         raise ValueError(f"not a {what}: it must be a JSON object with 'format' and 'sha256'")
     if type(content["format"]) is not int or content["format"] not in versions:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -14,13 +15,7 @@ from steindiff._files import atomic, sha256
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors as safetensors, atomically, and read the header back before the file takes its place.
-
-    Args:
-        path: Target; a previous file is replaced.
-        tensors: Named tensors.
-        metadata: Text stored in the header.
-    """
+    """Write tensors as safetensors, atomically, and read the header back before the file takes its place."""
     plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     with atomic(path) as temporary:
         save_file(plain, temporary, metadata=dict(metadata or {}))
@@ -29,68 +24,40 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
                 raise OSError(f"weights {path}: what was written does not read back")
 
 
-def read(path: Path, *, digest: str | None = None, trust_pickle: bool = False) -> dict[str, Tensor]:
-    """Read the tensors of a weight file.
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, open; whatever a damaged one raises becomes a RuntimeError that names it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except Exception as error:  # readers of damaged files end in anything
+        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
 
-    Args:
-        path: A safetensors file, or (only if trusted) a pickled PyTorch state dict.
-        digest: Expected SHA-256; None checks nothing.
-        trust_pickle: Allow a pickle. Unpickling a file runs whatever code it holds.
 
-    Raises:
-        FileNotFoundError: If there is no such file.
-        RuntimeError: If the file is not whole, not the expected one, or a pickle that is not trusted.
-    """
+def read(path: Path, *, digest: str | None = None) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, once its SHA-256 is `digest`, if one is given."""
     if not path.is_file():
         raise FileNotFoundError(f"weights {path}: no such file")
     if digest is not None and (found := sha256(path)) != digest:
         raise RuntimeError(f"weights {path}: truncated or altered (SHA-256 {found[:12]}…, not {digest[:12]}…)")
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, framework="pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        except Exception as error:  # readers of damaged files end in anything
-            raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
-    if not trust_pickle:
-        raise RuntimeError(f"weights {path}: not safetensors; unpickling runs code, allow it by trust_pickle=True")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:
-        raise RuntimeError(f"weights {path}: not a whole pickle ({error})") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise RuntimeError(f"weights {path}: holds no state dict (a mapping of names to tensors)")
-    return state
+    with opened(path) as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def metadata(path: Path) -> dict[str, str]:
     """Text stored in the header of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except Exception as error:  # readers of damaged files end in anything
-        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+    with opened(path) as file:
+        return dict(file.metadata() or {})
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a safetensors file, from its header alone."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-    except Exception as error:  # readers of damaged files end in anything
-        raise RuntimeError(f"weights {path}: not a whole safetensors file ({error})") from error
+    with opened(path) as file:
+        return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], source: str) -> None:
-    """Make sure that tensors have these names and shapes.
-
-    Args:
-        tensors: Named tensors.
-        expected: Shapes by name.
-        source: Where the tensors come from, for the message.
-
-    Raises:
-        RuntimeError: If they are no such mapping, a name is missing or unknown, or a shape differs.
-    """
+    """Make sure that tensors have these names and shapes; `source` says in the message where they come from."""
     if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise RuntimeError(f"weights {source}: holds no state dict (a mapping of names to tensors)")
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -101,15 +68,6 @@ def check(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
 
 
 def assign(net: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Give a network these parameters, in float32.
-
-    Args:
-        net: The network.
-        tensors: One tensor per parameter.
-        source: Where they come from, for the message.
-
-    Raises:
-        RuntimeError: If a name is missing or unknown, or a shape differs.
-    """
+    """Give a network these parameters, in float32."""
     check(tensors, {name: tuple(p.shape) for name, p in net.named_parameters()}, source)
     net.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})

@@ -2,9 +2,6 @@ r"""Averages over a batch, all processes together."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -23,30 +20,6 @@ def standard_error(values: Tensor) -> Tensor:
     """The standard error of `mean(values)`, `(*)`, over the global batch `(B, *)`."""
     spread = mean(values.square()) - mean(values).square()
     return (spread.clamp(min=0.0) / shard(values).total).sqrt()
-
-
-class Average(ABC):
-    """Over what a statistic is averaged. Children are frozen dataclasses."""
-
-    @abstractmethod
-    def __call__(self, values: Tensor) -> Tensor:
-        """Average `values`, `(B,)`: a float64 scalar, or `(B,)` where every sample keeps its own."""
-
-
-@dataclass(frozen=True)
-class OverBatch(Average):
-    """One number for the whole batch, all processes together, as in the paper. Ties a sample to its batch."""
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return mean(values)
-
-
-@dataclass(frozen=True)
-class PerSample(Average):
-    """Every sample its own number: noisier, but a sample then depends on its own state and probes alone."""
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return values.double()
 
 
 def ratio_error(numerator: Tensor, denominator: Tensor) -> tuple[Tensor, Tensor]:

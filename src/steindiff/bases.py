@@ -60,10 +60,6 @@ class Basis(ABC):
         """Every coefficient's own factor, `(*)`, from one per band, `(K,)`."""
         return gain[band_index(self, gain.device)]
 
-    def filter(self, x: Tensor, factors: Tensor) -> Tensor:
-        """Multiply the coefficients of `x`, `(B, *)`, by `factors`, `(*)`."""
-        return self.inverse(self.forward(x) * factors)
-
 
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # what is kept must also serve where gradients are taken
@@ -84,7 +80,7 @@ def band_sizes(basis: Basis, device: torch.device) -> Tensor:
 def dct_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     r"""Orthonormal DCT-II, `(n, n)`: row k is √(2/n) cos(π k (2j + 1)/(2n)), row 0 scaled by 1/√2."""
     k = torch.arange(n, dtype=torch.float64)
-    matrix = torch.cos(math.pi * k[:, None] * (2 * k + 1) / (2 * n)) * (2 / n) ** 0.5
+    matrix: Tensor = torch.cos(math.pi * k[:, None] * (2 * k + 1) / (2 * n)) * (2 / n) ** 0.5
     matrix[0] *= 2**-0.5
     return matrix.to(device, dtype)
 
@@ -215,11 +211,7 @@ class Identity(Basis):
 
 
 def natural_basis(shape: tuple[int, ...]) -> Basis:
-    """The basis to use unless told otherwise: DCT for signals, images, videos and their latents, identity for vectors.
-
-    Raises:
-        ValueError: for shapes of five and more axes, which say nothing of what is near what.
-    """
+    """The basis unless told otherwise: DCT for signals, images, videos and their latents, identity for vectors."""
     if len(shape) == 1:
         return Identity(shape)
     return DCT(shape, OPPONENT if shape[0] == 3 else ())

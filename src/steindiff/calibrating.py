@@ -9,40 +9,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from steindiff._checks import at_least
 from steindiff._distributed import all_reduce_sum
 from steindiff._version import __version__
 from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment
-from steindiff.corrections.balance import Balance
-from steindiff.corrections.base import Correction
-from steindiff.corrections.plain import Plain
+from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids.base import Grid
-from steindiff.grids.karras import Karras
-from steindiff.grids.logsnr import LogSNR
-from steindiff.grids.uniform import UniformTime
+from steindiff.grids.rules import Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
-from steindiff.reference import ReferenceRun, reference_run
+from steindiff.reference import GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
-from steindiff.stein_probes import GaussianDensity, SelfEnergy
 
 logger = logging.getLogger(__name__)
 
 Chosen = Callable[[int], bool]
 """Which samples of a reference run count, by their places."""
 
-Energy = Callable[[ReferenceRun], Tensor]
-"""Where the clean energy M comes from: a reference run to `(N, K)` or `(1, K)`."""
-
 Density = Callable[[ReferenceRun], Grid]
-"""A grid that depends on the model: `GaussianDensity()`, or `SteinDensity()`, which takes derivatives."""
+"""A grid that depends on the model."""
 
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
@@ -104,30 +95,8 @@ class ByAlignment:
         )
 
 
-@dataclass(frozen=True)
-class ByEnergy:
-    r"""Only balance the energy, one factor a band; see `corrections.balance`.
-
-    Args:
-        energy: where the clean energy M comes from: `SelfEnergy()`, or a `SteinEnergy`.
-        below: balance steps that end at σ/α <= below · σ_data; 0 the last step only, ∞ all.
-        bound: keep ρ in [1/bound, bound].
-        significance: leave a band alone unless |ρ − 1| exceeds this many standard errors.
-    """
-
-    energy: Energy = field(default_factory=SelfEnergy)
-    below: float = 2.0
-    bound: float = 4.0
-    significance: float = 2.0
-
-    def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
-        """The correction for runs of `steps` steps; it fits nothing to single samples."""
-        below = self.below * reference.sigma_data
-        return Balance(reference.basis, self.energy(reference), below, self.bound, self.significance)
-
-
 Fits = Callable[..., Correction]
-"""`ByAlignment` or `ByEnergy`: a reference run, steps and the samples that count, to a correction that says ρ and τ."""
+"""`ByAlignment`, or another map of a reference run, steps and the samples that count to a correction that says ρ, τ."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +152,6 @@ def calibrate(
         batch: samples in one network call, at most.
         callback: told the progress; False stops the search and keeps the best so far (before it: raises `Cancelled`).
             So does Ctrl-C during the search.
-
-    Raises:
-        ValueError: if an argument is out of range.
     """
     return calibrate_budgets(model, [nfe], solver, recipe=recipe, reference=reference, batch=batch, callback=callback)[
         nfe
@@ -242,15 +208,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Budget:
-    """The calibration of one solver at one budget.
-
-    Args:
-        reference: the fine trajectory.
-        solver: the solver.
-        nfe: evaluations of a run.
-        recipe: how to calibrate.
-        callback: as in `calibrate`.
-    """
+    """The calibration of one solver at one budget."""
 
     reference: ReferenceRun
     solver: Solver
@@ -406,13 +364,8 @@ def with_restarts(
 
     Such a run has no history: its first steps have fewer denoised images, and the solver a lower order, than the same
     steps of a whole run; and it has not yet strayed, while later steps of a whole run also bring back what earlier ones
-    lost. So all its steps are fitted, from the fine trajectory's own states at that level.
-
-    Args:
-        calibration: of the reference's model; one that corrects nothing is returned as it is.
-        reference: the fine trajectory.
-        fit: how to correct a step; default `ByAlignment()`.
-        callback: told the progress; False, or Ctrl-C, returns the calibration as it was.
+    lost. So all its steps are fitted, from the fine trajectory's own states at that level. A calibration that corrects
+    nothing is returned as it is; so it is if the callback returns False or Ctrl-C comes.
     """
     levels, model = calibration.levels, reference.model
     if not any(weights.rho for weights in calibration.steps):

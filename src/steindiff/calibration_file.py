@@ -63,11 +63,7 @@ class File2(File):
     settings: dict[str, Any]
 
     def upgraded(self) -> File3:
-        """The same in format 3.
-
-        Raises:
-            ValueError: if the lists differ in length.
-        """
+        """The same in format 3."""
         steps = len(self.levels) - 1
         error = self.error or ((),) * steps
         for name, rows in (("rho", self.rho), ("tau", self.tau), ("gamma", self.gamma), ("error", error)):
@@ -114,11 +110,7 @@ def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decode(content: Any) -> dict[str, Any]:
-    """A calibration's fields by name, from what a file holds.
-
-    Raises:
-        ValueError: if anything is missing, altered, of the wrong type or of an unknown format.
-    """
+    """A calibration's fields by name, from what a file holds."""
     body = verified("calibration", content, 2, 3)
     try:
         read: File3 | File2 = typed("calibration", body, File3 if body["format"] == FORMAT else File2)
@@ -152,12 +144,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> Any:
-    """What a file holds, unchecked.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is not JSON, or too large to be a calibration.
-    """
+    """What a file holds, unchecked."""
     try:
         return read_json(path)
     except ValueError as error:

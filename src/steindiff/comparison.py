@@ -31,18 +31,18 @@ from steindiff._progress import Listener
 from steindiff.bases import DCT
 from steindiff.calibration import Calibration
 from steindiff.corrections import CORRECTIONS
-from steindiff.corrections.hook import WithHook
+from steindiff.corrections.base import WithHook
 from steindiff.corrections.replay import Replay
 from steindiff.diagnostics._lipschitz import candidate, operator_norm
 from steindiff.grids import GRIDS
 from steindiff.grids.base import Grid
 from steindiff.levels import Levels
 from steindiff.loop import StepInfo, sample
+from steindiff.metrics.features import RandomFeatures
 from steindiff.metrics.frechet import Moments
 from steindiff.metrics.intervals import distance
-from steindiff.metrics.likeness import psnr, spread
 from steindiff.metrics.lpips import LPIPS, SMALLEST
-from steindiff.metrics.random_features import RandomFeatures
+from steindiff.metrics.scores import psnr, spread
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
 from steindiff.sampler import Sampler
@@ -67,13 +67,7 @@ class Features(Protocol):
 
 
 class Yardstick(NamedTuple):
-    """What distances are measured by.
-
-    Attributes:
-        features: of images.
-        reference: their moments on real images, if known.
-        lpips: the network of LPIPS, if its weights are at hand.
-    """
+    """What distances are measured by: features, their moments on real images and the network of LPIPS, if known."""
 
     features: Features
     reference: Moments | None = None
@@ -110,13 +104,9 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class OnGrid(Method):
-    """The plain solver on a grid, or one of the corrections by name.
+    """The plain solver on a grid, or one of the corrections by name, whose probes are backward passes.
 
-    Args:
-        title: as printed.
-        grid: where to step.
-        correction: its name; its probes are backward passes.
-        solver: of this row; None: that of the comparison.
+    `solver` is that of this row; None: that of the comparison.
     """
 
     title: str
@@ -134,12 +124,7 @@ class OnGrid(Method):
 
 @dataclass(frozen=True)
 class Calibrated(Method):
-    """Calibration, replayed.
-
-    Args:
-        title: as printed.
-        calibrations: the calibration of a model for a solver and a budget, or None; default: those that ship.
-    """
+    """Calibration, replayed: by default those that ship."""
 
     title: str = "calibrated"
     calibrations: Callable[[Model, Solver, int], Calibration | None] = shipped_calibration
@@ -255,28 +240,12 @@ def gammas(statistics: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
 class Row:
     """One method at one number of evaluations; the columns of the table are its numbers.
 
-    Attributes:
-        method: the method's name.
-        title: as printed.
-        nfe: evaluations of the denoiser.
-        honest: Fréchet distance to the model's own many-step samples of other seeds.
-        honest_interval: two standard errors of it either side, over the images.
-        frechet: Fréchet distance to real images; None where their statistics are not known.
-        distance: root mean square distance to the many-step image of the same seed.
-        psnr: the same in decibels; infinite for the reference itself.
-        lpips: perceptual distance to that image; None where the weights are not at hand.
-        energy_ratio: high-frequency power over that of the many-step images.
-        spread: spread within a condition over that of the many-step images.
-        network_calls: for each image (guidance makes it more than `nfe`).
-        backward_passes: for each image.
-        seconds: for all images.
-        levels: (σ, α) of every level.
-        told: the factor the network was told at every level.
-        rho: the calibration's ρ, steps × bands; empty where there is none.
-        tau: the calibration's τ_1, likewise.
-        gamma: the relaxation's γ for each step; empty where there is none.
-        spectrum: mean power for each frequency ring, all channels.
-        lipschitz: local Lipschitz constant of the solver's plain step, for each step; empty where not measured.
+    `honest` is the Fréchet distance to the model's own many-step samples of other seeds, its interval two standard
+    errors either side; `frechet` that to real images. `distance` (root mean square), `psnr` and `lpips` are to the
+    many-step image of the same seed; `energy_ratio` and `spread` over those of the many-step images. `network_calls`
+    and `backward_passes` are per image, `seconds` for all. Then what charts show: (σ, α) and told factor of every
+    level, the calibration's ρ and τ_1 (steps × bands), the relaxation's γ, mean power per frequency ring, the plain
+    step's Lipschitz constants.
     """
 
     method: str

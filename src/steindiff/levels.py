@@ -78,9 +78,6 @@ class Levels(Sequence[Level]):
     Args:
         levels: at least two levels.
         schedule: the schedule the levels belong to.
-
-    Raises:
-        ValueError: if a level is not finite or not of the allowed sign, or σ/α does not strictly decrease.
     """
 
     levels: tuple[Level, ...]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from steindiff.corrections.base import Correction, Transition
-from steindiff.corrections.plain import Plain
+from steindiff.corrections.base import Correction, Plain, Transition
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.solvers.base import Solver

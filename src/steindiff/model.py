@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from steindiff.denoisers.base import Denoiser
-from steindiff.denoisers.batched import Batched
+from steindiff.denoisers.wrappers import Batched
 from steindiff.levels import Level
 from steindiff.schedules.base import Schedule
 from steindiff.seeding import in_batches, noise
@@ -171,11 +171,7 @@ def fingerprint_gap(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def check_denoiser(denoiser: object) -> None:
-    """Refuse what is neither a denoiser nor a function of seeds, saying how to wrap it.
-
-    Raises:
-        TypeError: naming what was given.
-    """
+    """Refuse what is neither a denoiser nor a function of seeds, saying how to wrap it."""
     if isinstance(denoiser, Denoiser):
         return
     hint = "wrap the network in what it predicts: Epsilon(network), Velocity, FlowVelocity, X0, Score or EDMDenoiser"

@@ -30,14 +30,7 @@ CALIBRATIONS = Path(__file__).parent / "zoo" / "calibrations"
 
 
 class ByLabel:
-    """The denoiser of given seeds, whose label is their remainder modulo the number of classes.
-
-    Args:
-        network: of the zoo, in any precision, or compiled.
-        wrap: what it predicts: a denoiser's class.
-        classes: number of classes.
-        guidance: scale w of classifier-free guidance; 1 is the conditional model, 0 the unconditional one.
-    """
+    """The denoiser of given seeds, whose label is their remainder modulo the number of classes."""
 
     def __init__(
         self, network: Callable[..., torch.Tensor], wrap: Callable[..., Denoiser], classes: int, guidance: float = 1.0
@@ -69,9 +62,6 @@ def load(name: str, guidance: float = 1.0, device: torch.device | str = "cpu", *
         guidance: scale w of classifier-free guidance; 1 is the conditional model, 0 the unconditional one.
         device: where to run it.
         compiled: call it through `torch.compile`, which compiles at the first call of a batch size.
-
-    Raises:
-        ValueError: if the name is unknown or the scale negative.
     """
     number("guidance", guidance, 0.0)
     network = zoo.load(name, device)

@@ -10,8 +10,7 @@ def phi(k: int, z: float) -> float:
 
     The recurrence cancels near 0, so there the series Σ_j z^j/(j + k)! takes over.
 
-    References:
-        Exponential integrators (Hochbruck & Ostermann, 2010), Acta Numerica 19.
+    Reference: Hochbruck & Ostermann (2010), Acta Numerica 19.
     """
     if z < -1.0:
         value = math.exp(z)

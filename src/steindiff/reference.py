@@ -14,7 +14,8 @@ from steindiff._distributed import all_reduce_sum, rank
 from steindiff.averages import mean
 from steindiff.bases import Basis, natural_basis
 from steindiff.corrections.alignment import Groups
-from steindiff.grids.logsnr import LogSNR
+from steindiff.grids.rules import LogSNR
+from steindiff.grids.stein import Stein
 from steindiff.levels import Level, Levels
 from steindiff.loop import StepInfo, sample
 from steindiff.model import Model
@@ -29,13 +30,9 @@ LARGE = 2 * 2**30
 class Trajectory:
     r"""A trajectory that can be read at any level between its ends.
 
-    In κ = α/σ the ODE is d(x/σ)/dκ = D: states and denoised images are values and slopes of one curve, and a cubic
-    Hermite polynomial joins them. Where the slope at the end of a stretch was not evaluated it is a straight line.
-
-    Attributes:
-        levels: that were visited.
-        states: at all of them, each `(N, *)`, in main memory.
-        denoised: at the first ones, each `(N, *)`, likewise.
+    States `(N, *)` are kept at all levels visited, denoised images at the first ones, in main memory. In κ = α/σ the
+    ODE is d(x/σ)/dκ = D: they are values and slopes of one curve, and a cubic Hermite polynomial joins them. Where the
+    slope at the end of a stretch was not evaluated it is a straight line.
     """
 
     levels: Levels
@@ -53,11 +50,7 @@ class Trajectory:
         return self._visit(level) is not None or finest < level.ratio < self.levels[0].ratio
 
     def __call__(self, level: Level) -> Tensor:
-        """The states at `level`, `(N, *)`.
-
-        Raises:
-            ValueError: if the trajectory does not reach that level.
-        """
+        """The states at `level`, `(N, *)`."""
         if not self.reaches(level):
             raise ValueError(f"level = {level}: the fine trajectory goes from {self.levels[0]} to {self.levels[-1]}")
         if (k := self._visit(level)) is not None:
@@ -150,6 +143,31 @@ class ReferenceRun:
         return float(mean(self.self_energy()).max().sqrt())
 
 
+@dataclass(frozen=True)
+class GaussianDensity:
+    r"""Steps with density ∝ (σ² E tr(J²))^power in log-SNR, of a Gaussian with the samples' band variances v_f.
+
+    σ² tr(J²) = Σ_f k_f (r v_f/(v_f + r²))² with r = σ/α and k_f coefficients in band f. An ε-network's own derivatives
+    inflate the cost at high noise, where its small errors are multiplied by σ/α; this does not.
+
+    Args:
+        power: the exponent.
+    """
+
+    power: float = 0.2
+
+    def __call__(self, reference: ReferenceRun) -> Stein:
+        """The grid of a reference run; it ends where that did."""
+        v = reference.variances().cpu()
+        k = torch.bincount(reference.basis.index().flatten(), minlength=reference.basis.bands).double()
+        levels = [level for level in reference.trajectory.levels if level.sigma > 0.0]
+        knots = [
+            (level.lam, max(float((k * (level.ratio * v / (v + level.ratio**2)).square()).sum()), 1e-12))
+            for level in levels
+        ]
+        return Stein(tuple(knots), self.power, to_zero=reference.to_zero)
+
+
 def reference_run(
     model: Model,
     seeds: Sequence[int],
@@ -171,9 +189,6 @@ def reference_run(
         batch: samples in one network call, at most.
         basis: of the bands; default: the natural one for the model's shape.
         callback: as in `sample`.
-
-    Raises:
-        ValueError: if a count is out of range.
     """
     at_least("steps", steps, 2)
     check_seeds(seeds)

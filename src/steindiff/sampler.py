@@ -15,7 +15,7 @@ from torch import Tensor
 from steindiff._checks import at_least
 from steindiff._progress import bar
 from steindiff.corrections import CORRECTIONS, Correction
-from steindiff.corrections.plain import Plain
+from steindiff.corrections.base import Plain
 from steindiff.grids import GRIDS, Explicit, Grid
 from steindiff.levels import Levels
 from steindiff.loop import SampleResult, StepInfo, sample
@@ -37,11 +37,7 @@ class Batch(NamedTuple):
 
 
 def levels_for(solver: Solver, grid: Grid, schedule: Schedule, nfe: int) -> Levels:
-    """The levels of a run that spends exactly `nfe` evaluations.
-
-    Raises:
-        ValueError: if `nfe` is not a positive whole number, or this solver cannot spend exactly that many.
-    """
+    """The levels of a run that spends exactly `nfe` evaluations."""
     at_least("nfe", nfe, 1)
     spent: dict[int, Levels] = {}
     for steps in (grid.steps,) if isinstance(grid, Explicit) else range(1, nfe + 1):
@@ -179,9 +175,6 @@ class Sampler:
             capture: keep all states.
             shrink: halve the batch, for good, where memory runs out; samples then differ by rounding.
             on_step: told every step with the size of its batch; a batch that runs out of memory is told as step −1.
-
-        Raises:
-            MemoryError: if a batch does not fit, and may not shrink or holds one sample.
         """
         if not isinstance(model, Model):
             raise TypeError(f"model must be a steindiff.Model, got {type(model).__name__}; wrap the denoiser in one")

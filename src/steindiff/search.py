@@ -50,15 +50,7 @@ TELLING = (math.log(0.6), math.log(1.4))
 
 
 class Mismatch:
-    r"""J, as a vector of residuals whose squares add up to it.
-
-    Args:
-        basis: orthonormal basis and its bands.
-        goal: the fine trajectory's ends y, `(N, *)`.
-        groups: which samples share a condition.
-        power: p, how much bands count by their energy.
-        tail: how much busy images count.
-    """
+    r"""J, as a vector of residuals whose squares add up to it."""
 
     def __init__(self, basis: Basis, goal: Tensor, groups: Groups, power: float = 0.5, tail: float = 0.1) -> None:
         self.basis, self.groups = basis, groups
@@ -111,12 +103,7 @@ def products(residuals: Sequence[Residuals]) -> Tensor:
 
 
 class Remembering(Denoiser):
-    """A denoiser that knows some answers: those of a run that agrees with this one up to here.
-
-    Args:
-        denoiser: asked for the others.
-        known: evaluations at whole states, recognised by the very tensor and the level.
-    """
+    """A denoiser that knows some answers: those of a run that agrees with this one up to here."""
 
     def __init__(self, denoiser: Denoiser, known: Sequence[Evaluation]) -> None:
         self.denoiser, self.known = denoiser, known
@@ -134,15 +121,7 @@ class Remembering(Denoiser):
 
 @dataclass(frozen=True)
 class Trial:
-    """One coarse run of all calibration seeds.
-
-    Attributes:
-        levels: where it stepped and what the network was told.
-        states: before every step and after the last.
-        evaluations: all that were made, in order.
-        residuals: of its end.
-        mismatch: J.
-    """
+    """One coarse run of all calibration seeds: states before every step and after the last, residuals of its end, J."""
 
     levels: Levels
     states: tuple[State, ...]
@@ -152,15 +131,7 @@ class Trial:
 
 
 class Trials:
-    """Coarse runs of a reference's seeds.
-
-    Args:
-        reference: whose seeds.
-        solver: the solver.
-        correction: how steps are corrected: fitted in the loop, or plain.
-        objective: what their ends are judged by.
-        told: called after every trial with its J.
-    """
+    """Coarse runs of a reference's seeds."""
 
     def __init__(
         self,

@@ -21,12 +21,7 @@ def in_batches(seeds: Sequence[int], batch: int) -> list[Sequence[int]]:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Refuse seeds no generator takes.
-
-    Raises:
-        ValueError: if there is none, or one is not a whole number from 0 to 2**32 − 1.
-        TypeError: if they are not a sequence.
-    """
+    """Refuse what is not a sequence of whole numbers from 0 to 2**32 − 1, which generators take as they are."""
     if not hasattr(seeds, "__len__"):
         raise TypeError(f"seeds must be a sequence, one for each sample, got {seeds!r}; write range({seeds!r})?")
     if len(seeds) == 0:
@@ -41,9 +36,6 @@ def noise(seeds: Sequence[int], shape: Sequence[int], level: Level, dtype: torch
 
     A sample depends on its own seed and on nothing else: not on its batch, its place in it, the device or the dtype
     (ε is drawn in float32 and cast).
-
-    Raises:
-        ValueError: if there is no seed, a seed is out of range, or a dimension is not positive.
     """
     check_seeds(seeds)
     if any(n < 1 for n in shape):

@@ -97,9 +97,6 @@ def run(
     """Run a table without calling anything: yields (state, level), receives D(state, level), returns the proposal.
 
     Both our sampling loop and hosts that call the network themselves (a diffusers scheduler) drive this generator.
-
-    Raises:
-        ValueError: if a denoised image does not have the shape of the state.
     """
     evaluations: list[Evaluation] = []
     for stage in tableau.stages:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from steindiff import datasets
 from steindiff.comparison import Yardstick
+from steindiff.images import to_uint8
 from steindiff.metrics import LPIPS, InceptionFeatures, RandomFeatures, references
 from steindiff.model import Model
-from steindiff.pixels import to_uint8
 
 MOMENTS = Path(__file__).parent / "moments"
 """Moments of the embedded models' training images under `RandomFeatures`; benchmarks/demo_reference.py makes them."""
@@ -23,9 +23,6 @@ class InceptionPool:
 
     Args:
         device: where the network runs.
-
-    Raises:
-        steindiff.datasets.Unavailable: if the network is neither cached nor can be downloaded.
     """
 
     name = "Inception features (FID)"

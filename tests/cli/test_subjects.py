@@ -6,6 +6,7 @@ import json
 import warnings
 
 import pytest
+import tiny
 import torch
 
 import steindiff as sd
@@ -13,7 +14,6 @@ from problems import Nonlinear
 from steindiff.calibrating import Recipe
 from steindiff.cli.subjects import subject
 from steindiff.integrations import diffusers as host
-from steindiff.integrations.diffusers import tiny
 from steindiff.integrations.diffusers.pipelines import pictures
 from steindiff.solvers import SOLVERS
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig
@@ -177,7 +177,8 @@ def test_right_models_pass(fashion):
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("name", sorted(sd.SCHEDULES))
 def test_exact_models_of_any_scale_pass(name: str, scale: float):
-    from steindiff.denoisers import Gaussian, Mixture
+    from networks.mixture import Mixture
+    from steindiff.denoisers import Gaussian
 
     schedule = sd.SCHEDULES[name]
     assert warned(sd.Model(Gaussian(torch.zeros(3), torch.full((3,), scale**2)), schedule, (3,))) == ""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paper_only.consistency import VARIANTS as CONSISTENCY
 from problems import FLOAT, PROBLEMS
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.corrections import CORRECTIONS, Correction
 from steindiff.schedules import EDM, VP, Schedule
 from steindiff.solvers import Solver
 
-corrections = pytest.mark.parametrize("correction", CORRECTIONS.values(), ids=CORRECTIONS.keys())
+FOUND = {**CORRECTIONS, **CONSISTENCY}
+corrections = pytest.mark.parametrize("correction", FOUND.values(), ids=FOUND.keys())
 
 
 @corrections

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from paper_only.probes import VARIANTS as COMPARED
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise
 from steindiff.denoisers import X0
@@ -13,7 +14,8 @@ from steindiff.schedules import VP
 from steindiff.solvers import Solver
 from stepping import step_at
 
-probes = pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES.keys())
+FOUND = {**PROBES, **COMPARED}
+probes = pytest.mark.parametrize("probe", FOUND.values(), ids=FOUND.keys())
 LEVELS = GRIDS["logsnr"](VP(), 6)
 
 

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import diffusers
+import tiny
 import torch
 from diffusers.configuration_utils import FrozenDict, register_to_config
 from torch import Tensor, nn
 
-from steindiff.integrations.diffusers import tiny
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
 WIDTH = 16

@@ -17,9 +17,9 @@ diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 import hosts  # noqa: E402
+import tiny  # noqa: E402
 
 from steindiff.integrations import diffusers as ours  # noqa: E402
-from steindiff.integrations.diffusers import tiny  # noqa: E402
 from steindiff.integrations.diffusers.capture import capture, chunks, network_of  # noqa: E402
 from steindiff.integrations.diffusers.families import converted, same_process  # noqa: E402
 from steindiff.integrations.diffusers.layouts import ChannelsAt, Tokens, layout_from, layout_of  # noqa: E402

@@ -36,11 +36,11 @@ def test_example(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_ten_lines_for_a_pipeline_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Calibrate, sample, save, load and sample again: the whole path of a user, on a tiny pipeline."""
+    import tiny
     import torch
 
     from steindiff.calibrating import Recipe
     from steindiff.integrations import diffusers as stein
-    from steindiff.integrations.diffusers import tiny
 
     monkeypatch.chdir(tmp_path)
     pipe = tiny.stable_diffusion(prompts=True)

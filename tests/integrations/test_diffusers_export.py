@@ -15,8 +15,9 @@ from steindiff.solvers import DPMSolverMultistep
 
 diffusers = pytest.importorskip("diffusers")
 
+from tiny import quiet  # noqa: E402
+
 from steindiff.integrations import diffusers as ours  # noqa: E402
-from steindiff.integrations.diffusers.tiny import quiet  # noqa: E402
 
 EVEN = Recipe(seeds=range(4), steps=8, grid=LogSNR(), search=None, rivals=())
 QUICK = {"recipe": EVEN, "batch": 2, "class_labels": [0, 1], "progress": False}

@@ -19,25 +19,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from ablations import ByEnergy, SteinEnergy
 from steindiff import sample
-from steindiff.calibrating import ByEnergy, Progress, Recipe
+from steindiff.calibrating import Progress, Recipe
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.grids import LogSNR
 from steindiff.levels import Levels
 from steindiff.search import Search
 from steindiff.solvers import DDIM, DPMSolverMultistep, Heun, UniPCBh1, UniPCBh2
-from steindiff.stein_probes import SteinEnergy
 
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 import hosts  # noqa: E402
+import tiny  # noqa: E402
 from diffusers.configuration_utils import register_to_config  # noqa: E402
 from diffusers.models.unets.unet_2d import UNet2DOutput  # noqa: E402
 
 from steindiff.integrations import diffusers as ours  # noqa: E402
-from steindiff.integrations.diffusers import pipelines, tiny  # noqa: E402
+from steindiff.integrations.diffusers import pipelines  # noqa: E402
 from steindiff.integrations.diffusers.capture import capture, network_of  # noqa: E402
 from steindiff.integrations.diffusers.pipelines import own_grid  # noqa: E402
 

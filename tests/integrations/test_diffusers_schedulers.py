@@ -19,14 +19,13 @@ from torch import Tensor
 
 from problems import random_calibration
 from steindiff import sample
-from steindiff.averages import PerSample
 from steindiff.bases import natural_basis
 from steindiff.calibration import Calibration
-from steindiff.corrections.relaxation import Normalised, Relaxation
+from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
-from steindiff.probes.analytic import Analytic
+from steindiff.probes.modes import Analytic
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
 diffusers = pytest.importorskip("diffusers")
@@ -240,7 +239,7 @@ def test_analytical_mode_equals_our_loop(host: Host):
     # A state larger than its level allows, so that γ < 1 somewhere.
     x = 1.5 * start() * levels[0].sigma
     unit = levels[0].alpha if host.name.startswith("Heun") else 1.0
-    relaxation = Relaxation(probe=Analytic(), average=PerSample(), coordinates=Normalised())
+    relaxation = Relaxation(probe=Analytic(), per_sample=True, normalised=True)
     mine = sample(ours.family_of(stein).denoiser(network), x, levels, host.solver, relaxation)
     assert_close(loop(stein, x / unit)[-1], mine.x)
     stein.set_timesteps(6)

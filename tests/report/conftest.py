@@ -9,9 +9,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from networks.mixture import Mixture
 from steindiff import Model, Recipe, calibrate, compare
 from steindiff.comparison import Calibrated, CompareOptions, Yardstick, default_methods
-from steindiff.denoisers import Mixture
 from steindiff.metrics import Moments, RandomFeatures
 from steindiff.schedules import SCHEDULES
 

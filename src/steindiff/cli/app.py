@@ -30,11 +30,7 @@ def version(value: bool) -> None:
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse options without a value: an empty path would be the current folder.
-
-    Raises:
-        ValueError: naming the option.
-    """
+    """Refuse options without a value: an empty path would be the current folder."""
     for option, value in pairwise([*arguments, "-"]):
         if option.startswith("--") and (value == "" or option.endswith("=")):
             raise ValueError(f"{option.rstrip('=')} must not be empty")

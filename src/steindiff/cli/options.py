@@ -13,7 +13,7 @@ import typer
 import steindiff.model
 from steindiff import zoo
 from steindiff._checks import at_least
-from steindiff._devices import available
+from steindiff._environment import available
 from steindiff.calibration import Calibration
 from steindiff.cli.process_group import own_gpu
 from steindiff.grids import GRIDS
@@ -56,11 +56,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def device(name: str) -> str:
-    """The device meant, checked to be there.
-
-    Raises:
-        ValueError: if there is no such device, or fewer GPUs than processes.
-    """
+    """The device meant, checked to be there."""
     there = available()
     if name == "auto":
         name = next((kind for kind in there if kind != "cpu"), "cpu")
@@ -72,11 +68,7 @@ def device(name: str) -> str:
 
 
 def numbers(argument: str, text: str) -> list[int]:
-    """The whole numbers of a list such as `4,5,6`, in order and once each.
-
-    Raises:
-        ValueError: if something in it is not a whole number.
-    """
+    """The whole numbers of a list such as `4,5,6`, in order and once each."""
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -84,11 +76,7 @@ def numbers(argument: str, text: str) -> list[int]:
 
 
 def seeds(num: int, seed: int) -> range:
-    """The seeds of a run.
-
-    Raises:
-        ValueError: if there are none or they are negative.
-    """
+    """The seeds of a run."""
     at_least("num", num, 1)
     at_least("seed", seed, 0)
     if seed + num > 2**31:
@@ -97,11 +85,7 @@ def seeds(num: int, seed: int) -> range:
 
 
 def calibrations(model: steindiff.model.Model, paths: Sequence[Path]) -> list[Calibration]:
-    """What files hold for a model.
-
-    Raises:
-        ValueError: if a file is damaged or was measured for something else.
-    """
+    """What files hold for a model."""
     loaded = [Calibration.load(path) for path in paths]
     for path, own in zip(paths, loaded, strict=True):
         try:

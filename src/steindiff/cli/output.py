@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,8 @@ def progress() -> Iterator[Progress]:
         TextColumn("left"),
     )
     silent = not console(stderr=True).is_terminal or rank().rank > 0
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=silent) as bar:
+    bar = Progress(*columns, console=console(stderr=True), transient=True, disable=silent)
+    with nullcontext() if silent else bar:  # a silent one would still end in a newline, before rich 15
         yield bar
 
 

@@ -32,11 +32,7 @@ def speaker() -> str:
 
 
 def own_gpu(count: int) -> str:
-    """The GPU of this process, `cuda` or by number.
-
-    Raises:
-        ValueError: if there are fewer than processes on this machine.
-    """
+    """The GPU of this process, `cuda` or by number."""
     if not launched():
         return "cuda"
     index, processes = int(os.environ["LOCAL_RANK"]), os.environ["LOCAL_WORLD_SIZE"]

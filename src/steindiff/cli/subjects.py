@@ -44,14 +44,7 @@ Calibrate = Callable[..., Mapping[int, Calibration]]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and what commands need to know beside it.
-
-    Attributes:
-        model: what to sample from.
-        pictures: samples to images in [−1, 1], where they are latents.
-        channels: of the images.
-        host: calibrates it, as `calibrate_budgets`; None: that.
-    """
+    """A model, what turns its latents into images in [−1, 1], the images' channels, and the host that calibrates it."""
 
     model: Model
     pictures: Callable[[Tensor], Tensor] | None = None
@@ -91,9 +84,6 @@ def subject(
         compiled: compile the network of an embedded model.
         prompts: of a pipeline, dealt out by seed; class labels where it takes these.
         batch: samples in one network call of a pipeline, at most.
-
-    Raises:
-        ValueError: if there is no such thing; the message says what is nearest.
     """
     device, embedded = options.device(device), name in MODELS
     pipeline = not embedded and SUFFIX not in name and (Path(name).is_dir() or ("/" in name and ":" not in name))

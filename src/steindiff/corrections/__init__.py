@@ -4,17 +4,14 @@ A new file with a `VARIANTS` table is found by walking this folder.
 """
 
 from steindiff._discovery import Registry
-from steindiff.corrections.activation import Activation, EveryStep, Expansion, FirstSteps, OnlySteps, TopK, log_step
-from steindiff.corrections.base import Correction, Transition
-from steindiff.corrections.consistency import Consistency, Likelihood, LogSigma, Matched, PerDimension
-from steindiff.corrections.plain import Plain
+from steindiff.corrections.base import Correction, Plain, Transition
 from steindiff.corrections.relaxation import (
+    Activation,
     Bounds,
     Clamped,
-    Coordinates,
-    Normalised,
+    EveryStep,
+    FirstSteps,
     Relaxation,
-    ScheduleCoordinates,
     Unclamped,
 )
 
@@ -25,23 +22,11 @@ __all__ = [
     "Activation",
     "Bounds",
     "Clamped",
-    "Consistency",
-    "Coordinates",
     "Correction",
     "EveryStep",
-    "Expansion",
     "FirstSteps",
-    "Likelihood",
-    "LogSigma",
-    "Matched",
-    "Normalised",
-    "OnlySteps",
-    "PerDimension",
     "Plain",
     "Relaxation",
-    "ScheduleCoordinates",
-    "TopK",
     "Transition",
     "Unclamped",
-    "log_step",
 ]

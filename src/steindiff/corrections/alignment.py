@@ -65,24 +65,14 @@ def weights_of(energy: Tensor, tail: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which samples share a condition.
-
-    Attributes:
-        index: the group of every sample of this process, `(N,)` int64.
-        whole: the same of all processes.
-    """
+    """Which samples share a condition: the group of each local sample, `(N,)` int64, and that of all (`whole`)."""
 
     index: Tensor
     whole: Tensor
 
     @classmethod
     def of(cls, labels: Sequence[Hashable], local: Sequence[int] | None = None) -> Groups:
-        """Group samples by label; those whose label no other has form one group.
-
-        Args:
-            labels: of the samples of all processes.
-            local: which of them are this process's; None: all.
-        """
+        """Group samples by label, those whose label no other has as one; `local` are this process's."""
         times = Counter(labels)
         shared: list[Hashable] = [None if times[label] < 2 else (label,) for label in labels]
         if shared.count(None) == 1:  # nobody to deviate from: all are compared with all
@@ -145,19 +135,13 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment(Correction):
-    r"""ρ and τ fitted on the batch itself. Run it to calibrate; sample with `Replay`.
+    r"""ρ and τ fitted on the batch itself. Run it to calibrate; sample with `Replay`. See `ByAlignment`.
 
     Args:
         basis: orthonormal basis and its bands.
         target: the state of the same seeds on the fine trajectory, at any level, `(N, *)`.
         groups: which of the fitted samples share a condition.
         fitted: which samples the weights are fitted to, `(N,)` bool; the others are corrected with them. None: all.
-        below: balance the energy of steps that end at σ_t/α_t <= below; alignment acts on all steps.
-        bound: κ is kept in [1/bound, bound].
-        significance: a band is left alone unless the correction exceeds this many of its standard errors.
-        terms: how many differences ∇D_k are used.
-        tail: how much busy images count; a large number (1e9) counts all alike.
-        ridge: pull towards the plain step, as a part of every feature's own energy.
     """
 
     basis: Basis

@@ -3,7 +3,8 @@ r"""What a correction is: it wraps a solver's step and decides the next state.""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -32,3 +33,34 @@ class Correction(ABC):
     @abstractmethod
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         """Take step i, from levels[i] to levels[i + 1], at the states `x`, `(B, *)`."""
+
+
+@dataclass(frozen=True)
+class Plain(Correction):
+    r"""x_next = T(x)."""
+
+    def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
+        return Transition(*step(x))
+
+
+Hook = Callable[[Step, Tensor, Levels, int], None]
+"""Sees step i before it is taken at the states x, `(B, *)`: what a correction sees."""
+
+
+@dataclass(frozen=True)
+class WithHook(Correction):
+    r"""Another correction, after `hook` has seen step and state: so diagnostics run in the one sampling loop."""
+
+    hook: Hook
+    correction: Correction = field(default_factory=Plain)
+
+    @property
+    def memory(self) -> int:
+        return self.correction.memory
+
+    def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
+        self.hook(step, x, levels, i)
+        return self.correction(step, x, levels, i)
+
+
+VARIANTS = {"plain": Plain()}

@@ -10,15 +10,54 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steindiff.averages import Average, OverBatch
-from steindiff.corrections.activation import Activation, EveryStep, FirstSteps
+from steindiff._checks import at_least
+from steindiff.averages import mean
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
-from steindiff.probes.adaptive import Adaptive
-from steindiff.probes.analytic import Analytic
 from steindiff.probes.base import Probe, dot
-from steindiff.probes.vjp import VJP
+from steindiff.probes.hutchinson import VJP
+from steindiff.probes.modes import Adaptive, Analytic
 from steindiff.tableau import Step
+
+
+class Activation(ABC):
+    """Which steps are corrected. Children are frozen dataclasses."""
+
+    @abstractmethod
+    def __call__(self, levels: Levels, i: int) -> bool:
+        """Whether step i, from levels[i] to levels[i + 1], is corrected."""
+
+
+def inner(levels: Levels, i: int) -> bool:
+    """Whether step i starts with signal and ends with noise: α > 0 before it, σ > 0 after it."""
+    return levels[i].alpha > 0.0 and levels[i + 1].sigma > 0.0
+
+
+@dataclass(frozen=True)
+class EveryStep(Activation):
+    r"""Every step, except the one to σ = 0 unless `to_zero`, as the paper's algorithm reads.
+
+    A relaxed step to σ = 0 keeps a share 1 − γ of a noisy state in the final sample; at γ = 1 there is none.
+    """
+
+    to_zero: bool = False
+
+    def __call__(self, levels: Levels, i: int) -> bool:
+        return self.to_zero or levels[i + 1].sigma > 0.0
+
+
+@dataclass(frozen=True)
+class FirstSteps(Activation):
+    r"""The first k steps that neither start at α = 0 nor end at σ = 0: the paper's sparse activation, with k <= 3."""
+
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        at_least("k", self.k, 1)
+
+    def __call__(self, levels: Levels, i: int) -> bool:
+        return inner(levels, i) and sum(inner(levels, j) for j in range(i)) < self.k
+
 
 GROWTH = 3.0
 """A relaxed state this many times larger than both the state and the candidate it mixes is taken as divergence. A rule
@@ -31,16 +70,7 @@ def stein_numerator(s_xu: Tensor, s_div: Tensor, level: Level) -> Tensor:
 
 
 class Statistics(NamedTuple):
-    """What a relaxed step measured: scalars, or `(B,)` where every sample keeps its own.
-
-    Attributes:
-        gamma: the coefficient used.
-        optimum: the coefficient before it was limited.
-        s_xu: ⟨u, x⟩.
-        s_uu: ‖u‖².
-        s_div: div u.
-        noise: σ² d, the energy of the noise in the state.
-    """
+    """What a relaxed step measured, scalars or `(B,)`: γ after and before limits, ⟨u, x⟩, ‖u‖², div u, σ² d."""
 
     gamma: Tensor
     optimum: Tensor
@@ -62,40 +92,6 @@ class Bounds(ABC):
         """Raise if the relaxed step cannot be trusted; `place` names it."""
 
 
-class Coordinates(ABC):
-    """In which coordinates state and candidate are mixed. Children are frozen dataclasses."""
-
-    @abstractmethod
-    def carry(self, s: Level, t: Level) -> float:
-        """The factor that takes a state at s to where it stands beside one at t."""
-
-    @abstractmethod
-    def level(self, s: Level) -> Level:
-        """The level s in these coordinates."""
-
-
-@dataclass(frozen=True)
-class ScheduleCoordinates(Coordinates):
-    """Those of the schedule, as in the paper."""
-
-    def carry(self, s: Level, t: Level) -> float:
-        return 1.0
-
-    def level(self, s: Level) -> Level:
-        return s
-
-
-@dataclass(frozen=True)
-class Normalised(Coordinates):
-    r"""x/α, in which every schedule is EDM's: α = 1, σ = σ/α. Then γ has no 1/α and does not depend on the schedule."""
-
-    def carry(self, s: Level, t: Level) -> float:
-        return t.alpha / s.alpha
-
-    def level(self, s: Level) -> Level:
-        return Level(s.t, 1.0, s.ratio)
-
-
 def check_minimum(minimum: float) -> None:
     """Refuse a γ_min outside (0, 1]."""
     if not 0 < minimum <= 1:
@@ -109,10 +105,6 @@ class Clamped(Bounds):
     The paper prints a lower bound only. Krasnosel'skiĭ–Mann iterations take γ in (0, 1]: then the next state is a
     convex combination of state and candidate and cannot leave their hull. A maximum above 1 lets the step overshoot by
     that much and no more.
-
-    Args:
-        minimum: γ_min.
-        maximum: γ_max.
     """
 
     minimum: float = 1e-6
@@ -207,22 +199,21 @@ class Relaxation(Correction):
         activation: at which steps to act; the paper's sparse activation is `FirstSteps(3)`.
         bounds: `Clamped()` for γ <= 1 (our reading of the paper's KM variant), `Clamped(maximum=…)` for another limit,
             `Unclamped()` for Algorithm 1 to the letter.
-        average: `OverBatch()` for one γ a step, `PerSample()` for one γ a sample.
-        coordinates: `ScheduleCoordinates()` as in the paper, or `Normalised()`, which agrees with it where α = 1
-            and spares other schedules the terms in 1/α, whose noise drowns γ where α is small.
+        per_sample: one γ a sample, noisier, but a sample then depends on its own state and probes alone; else one for
+            the batch, all processes together, as in the paper.
+        normalised: mix x/α, in which every schedule is EDM's (α = 1, σ = σ/α). It agrees with the paper where α = 1 and
+            spares other schedules the terms in 1/α, whose noise drowns γ where α is small.
         epsilon: safeguard in the denominator.
         seed: the probe directions of step i are drawn from (seed, i), so a run can be repeated.
 
-    References:
-        Mitigating the Contractivity Trap in Diffusion ODEs via Stein Stabilization (Li & Zeng, 2026),
-        arXiv:2606.07835, Algorithm 1, Theorems 4.3 and 4.7.
+    Reference: Li & Zeng (2026), arXiv:2606.07835, Algorithm 1, Theorems 4.3 and 4.7.
     """
 
     probe: Probe = field(default_factory=VJP)
     activation: Activation = field(default_factory=EveryStep)
     bounds: Bounds = field(default_factory=Clamped)
-    average: Average = field(default_factory=OverBatch)
-    coordinates: Coordinates = field(default_factory=ScheduleCoordinates)
+    per_sample: bool = False
+    normalised: bool = False
     epsilon: float = 1e-12
     seed: int = 0
 
@@ -232,6 +223,10 @@ class Relaxation(Correction):
         if self.seed < 0:
             raise ValueError(f"seed must be >= 0, got {self.seed}")
 
+    def _average(self, values: Tensor) -> Tensor:
+        """`values`, `(B,)`, in float64: their mean, or as they are."""
+        return values.double() if self.per_sample else mean(values)
+
     def __call__(self, step: Step, x: Tensor, levels: Levels, i: int) -> Transition:
         s, t = levels[i], levels[i + 1]
         if s.alpha == 0.0 or not self.activation(levels, i):
@@ -239,14 +234,14 @@ class Relaxation(Correction):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + i)
         probed = self.probe(step, x, s, generator)
         # With carry = k both x and T are seen at the target's scale; there div T is taken with respect to k x.
-        carry, level = self.coordinates.carry(s, t), self.coordinates.level(s)
+        carry, level = (t.alpha / s.alpha, Level(s.t, 1.0, s.ratio)) if self.normalised else (1.0, s)
         scale = level.alpha / s.alpha / carry  # from the target's scale to the coordinates
         carried = x if carry == 1.0 else carry * x
         u = carried - probed.candidate
-        s_xu, s_uu = (self.average(dot(u, z)) * scale**2 for z in (carried, u))
-        s_div = self.average(x[0].numel() - probed.divergence / carry)
+        s_xu, s_uu = (self._average(dot(u, z)) * scale**2 for z in (carried, u))
+        s_div = self._average(x[0].numel() - probed.divergence / carry)
         if s_div.ndim and len(s_div) != len(x):
-            raise ValueError(f"average = {self.average!r} needs a probe of every sample; {self.probe!r} probes some")
+            raise ValueError(f"per_sample needs a probe of every sample; {self.probe!r} probes some")
         optimum = stein_numerator(s_xu, s_div, level) / (s_uu + self.epsilon)
         gamma = self.bounds.limit(optimum)
         # lerp returns the candidate itself at weight 1, where x + 1·(T − x) would round.

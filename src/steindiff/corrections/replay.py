@@ -136,9 +136,6 @@ class Replay(Correction):
             denoised: newest first. Where there are fewer than the step was fitted with (a run that begins in the
                 middle, without weights of its own), ρ and τ do not belong together, and the candidate stands.
             start: the level the run began at: 0, or a later one, as in img2img.
-
-        Raises:
-            ValueError: if `levels` or the shape of `x` are not the calibration's.
         """
         self._check(x, levels)
         weights = self.weights(i, start)

@@ -1,31 +1,30 @@
 """Denoisers: anything that turns (x, level) into E[x* | x]."""
 
-from steindiff.denoisers.analytical_first_step import AnalyticalFirstStep
-from steindiff.denoisers.autocast import Autocast
 from steindiff.denoisers.base import CountingDenoiser, Denoiser
-from steindiff.denoisers.edm import EDMDenoiser, Preconditioned
-from steindiff.denoisers.epsilon_scaling import EpsilonScaling
-from steindiff.denoisers.gaussian import Gaussian
-from steindiff.denoisers.guidance import Guided
-from steindiff.denoisers.mixture import Empirical, Mixture
-from steindiff.denoisers.prediction import X0, Epsilon, FlowVelocity, Prediction, Score, Velocity
-from steindiff.denoisers.thresholding import DynamicThreshold, StaticThreshold
+from steindiff.denoisers.exact import Gaussian
+from steindiff.denoisers.prediction import (
+    X0,
+    EDMDenoiser,
+    Epsilon,
+    FlowVelocity,
+    Preconditioned,
+    Prediction,
+    Score,
+    Velocity,
+)
+from steindiff.denoisers.wrappers import Autocast, DynamicThreshold, Guided, StaticThreshold
 
 __all__ = [
     "X0",
-    "AnalyticalFirstStep",
     "Autocast",
     "CountingDenoiser",
     "Denoiser",
     "DynamicThreshold",
     "EDMDenoiser",
-    "Empirical",
     "Epsilon",
-    "EpsilonScaling",
     "FlowVelocity",
     "Gaussian",
     "Guided",
-    "Mixture",
     "Preconditioned",
     "Prediction",
     "Score",

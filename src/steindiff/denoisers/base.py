@@ -90,12 +90,7 @@ class CountingDenoiser(Denoiser):
         return self
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
-        r"""Evaluate once and count.
-
-        Raises:
-            ValueError: if the answer is not a tensor of real floating-point numbers, or not of the shape of `x`.
-            RuntimeError: if `x` was written to.
-        """
+        r"""Evaluate once and count."""
         self._count.calls += 1
         tracked = not x.is_inference()
         version = x._version if tracked else 0
@@ -134,11 +129,7 @@ class NetworkDenoiser(CountingDenoiser):
 
 
 def real(name: str, out: Any, x: Tensor) -> Tensor:
-    """An answer to the states `x`, once found to be real floating-point numbers of their shape.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """An answer to the states `x`, once found to be real floating-point numbers of their shape."""
     if not isinstance(out, Tensor) or not out.is_floating_point():
         found = f"{out.dtype} numbers" if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"{name} must return a tensor of real floating-point numbers, got {found}")

@@ -1,4 +1,4 @@
-r"""Networks that predict something else: noise, velocity, score. Each is one formula for x* given x and output."""
+r"""What a network predicts, as a denoiser: ε, v, x*, score, flow velocity, EDM's D."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class Epsilon(Prediction):
 class Velocity(Prediction):
     r"""f ≈ v = α ε − σ x*: D = (α x − σ f)/(α² + σ²).
 
-    References:
-        Progressive Distillation for Fast Sampling of Diffusion Models (Salimans & Ho, 2022), arXiv:2202.00512.
+    Reference: Salimans & Ho (2022), arXiv:2202.00512.
     """
 
     def clean(self, x: Tensor, output: Tensor, level: Level) -> Tensor:
@@ -85,3 +84,62 @@ class Score(Prediction):
 
     def clean(self, x: Tensor, output: Tensor, level: Level) -> Tensor:
         return (x + level.sigma**2 * output) / level.alpha
+
+
+class EDMDenoiser(NetworkDenoiser):
+    r"""A network D_θ(x; σ) for x = x* + σ ε, used on any schedule: D(x, level) = D_θ(x/α; told · σ/α).
+
+    Args:
+        network: called with `(B, *)` states and `(B,)` noise levels σ, returns the denoised image.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    def denoise(self, x: Tensor, level: Level) -> Tensor:
+        sigma = torch.full(x.shape[:1], level.told * level.ratio, dtype=torch.float32, device=x.device)
+        return self.evaluate(x if level.alpha == 1.0 else x / level.alpha, sigma).to(x.dtype)
+
+
+def precondition(
+    network: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigma: Tensor, sigma_data: float = 0.5
+) -> Tensor:
+    r"""EDM preconditioning of a raw network F: D_θ(x; σ) = c_skip x + c_out F(c_in x; c_noise).
+
+    c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²), c_noise = ln(σ)/4. All but F itself is
+    computed in the dtype of `x`.
+
+    Reference: Karras et al. (2022), arXiv:2206.00364, Table 1.
+    """
+    s = sigma.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+    total = (s**2 + sigma_data**2).sqrt()
+    f = network(x / total, s.flatten().log() / 4)
+    return (sigma_data / total) ** 2 * x + s * sigma_data / total * f.to(x.dtype)
+
+
+class Preconditioned:
+    r"""A raw EDM network F with its preconditioning, as a function that denoises; see `precondition`.
+
+    Args:
+        network: the raw F, called with `(B, *)` inputs and `(B,)` values of c_noise.
+        sigma_data: σ_d, standard deviation of the data.
+        dtype: F's own dtype.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[Tensor, Tensor], Tensor],
+        sigma_data: float = 0.5,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if not sigma_data > 0:
+            raise ValueError(f"sigma_data must be > 0, got {sigma_data}")
+        self.network = network
+        self.sigma_data = sigma_data
+        self.dtype = dtype
+
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """Denoise `x`, `(B, *)`, at noise levels `sigma`, `(B,)`."""
+        return precondition(
+            lambda z, c_noise: self.network(z.to(self.dtype), c_noise.to(self.dtype)), x, sigma, self.sigma_data
+        )

@@ -1,35 +1,27 @@
 """Diagnostics: what a step does to errors, measured; each as data and as a plot on given axes."""
 
-from steindiff.diagnostics._certificate import Certificate, certificate, plot_certificate
-from steindiff.diagnostics._decay import Decay, decay, plot_decay
-from steindiff.diagnostics._lipschitz import Lipschitz, difference, lipschitz, operator_norm, plot_lipschitz
-from steindiff.diagnostics._oscillation import Oscillation, oscillation, plot_oscillation
-from steindiff.diagnostics.coupling import Flow, couple, fine_flow, ideal_step
-from steindiff.diagnostics.gamma import Gammas, SteinGamma, gammas, ideal_gammas, plot_gammas, sampled_gammas
+from steindiff.diagnostics._gamma import SteinGamma, plot_gammas, sampled_gammas
+from steindiff.diagnostics._lipschitz import (
+    Certificate,
+    Lipschitz,
+    certificate,
+    difference,
+    lipschitz,
+    operator_norm,
+    plot_certificate,
+    plot_lipschitz,
+)
 
 __all__ = [
     "Certificate",
-    "Decay",
-    "Flow",
-    "Gammas",
     "Lipschitz",
-    "Oscillation",
     "SteinGamma",
     "certificate",
-    "couple",
-    "decay",
     "difference",
-    "fine_flow",
-    "gammas",
-    "ideal_gammas",
-    "ideal_step",
     "lipschitz",
     "operator_norm",
-    "oscillation",
     "plot_certificate",
-    "plot_decay",
     "plot_gammas",
     "plot_lipschitz",
-    "plot_oscillation",
     "sampled_gammas",
 ]

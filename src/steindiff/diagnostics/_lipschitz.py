@@ -1,8 +1,8 @@
-r"""Local Lipschitz constants along a trajectory, by power iteration on JᵀJ."""
+r"""Local Lipschitz constants along a trajectory, by power iteration on JᵀJ, and what they certify (Prop. 4.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from steindiff.corrections.hook import WithHook
+from steindiff.corrections.base import WithHook
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
-from steindiff.probes._pullback import Function, Route, by_autograd, pullback, traced
+from steindiff.probes._pullback import Function, pullback, traced
 from steindiff.probes.base import flat_step
-from steindiff.probes.jvp import pushforward
+from steindiff.probes.hutchinson import pushforward
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
 
@@ -40,24 +40,15 @@ def operator_norm(
     iterations: int = 50,
     tolerance: float = 1e-3,
     push: Push = pushforward,
-    route: Route = by_autograd,
 ) -> Tensor:
     r"""The largest singular value of J = ∂function/∂x at every sample, `(B,)`: its local Lipschitz constant.
 
-    Power iteration v ← JᵀJv, which converges from below. ‖Jv‖ for a random unit v, as from random pairs of points,
-    would give the root mean square of all singular values instead: far too little in many dimensions.
-
-    Args:
-        function: `(B, *)` to `(B, *)`, sample by sample.
-        x: where, `(B, *)`.
-        generator: draws the first v.
-        iterations: at most so many.
-        tolerance: stop when no sample's value grows by more than this share.
-        push: how to compute Jv: `pushforward`, or `difference` where there is no forward mode.
-        route: how to compute Jᵀv.
+    Power iteration v ← JᵀJv, which converges from below; it stops when no value grows by more than `tolerance`. ‖Jv‖
+    for a random unit v, as from random pairs of points, would give the root mean square of all singular values: far too
+    little in many dimensions. `push` computes Jv: `pushforward`, or `difference` where there is no forward mode.
     """
     shape = (-1, *[1] * (x.ndim - 1))
-    _, pull = pullback(function, x, route)
+    _, pull = pullback(function, x)
     v = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device).to(x.device)
     found = x.new_zeros(len(x))
     for _ in range(iterations):
@@ -72,19 +63,13 @@ def operator_norm(
 
 def _norm(x: Tensor) -> Tensor:
     """‖x‖ of every sample, `(B,)`."""
-    return x.flatten(1).norm(dim=1)
+    size: Tensor = x.flatten(1).norm(dim=1)
+    return size
 
 
 @dataclass(frozen=True)
 class Lipschitz:
-    """Local Lipschitz constants along a trajectory.
-
-    Attributes:
-        sigma: where each measured step starts.
-        transition: L_T of every step and sample, `(steps, B)`, the history held fixed.
-        denoiser: L_D at the start of every step, `(steps, B)`.
-        noise: L_ε there, ε = (x − α D)/σ, `(steps, B)`.
-    """
+    """Local Lipschitz constants along a trajectory, each `(steps, B)`: L_T, L_D and L_ε, ε = (x − α D)/σ, at each σ."""
 
     sigma: tuple[float, ...]
     transition: Tensor
@@ -103,20 +88,14 @@ def lipschitz(
     iterations: int = 50,
     tolerance: float = 1e-3,
     push: Push = pushforward,
-    route: Route = by_autograd,
 ) -> Lipschitz:
     """Measure L_T, L_D and L_ε along a plain run from `x`, `(B, *)`, at every `every`-th step.
 
     Other arguments as in `operator_norm`.
-
-    Raises:
-        ValueError: if `every` is not positive.
     """
     if every < 1:
         raise ValueError(f"every must be >= 1, got {every}")
-    norm = partial(
-        operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push, route=route
-    )
+    norm = partial(operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push)
 
     def noise(z: Tensor, level: Level) -> Tensor:
         return (z - level.alpha * denoiser(z, level)) / level.sigma
@@ -150,4 +129,63 @@ def plot_lipschitz(data: Lipschitz, axes: Axes, label: str = "$L_T$") -> None:
     axes.set(xlabel="$\\sigma$", ylabel="local Lipschitz constant of the step", xscale="log", yscale="log")
     if not axes.xaxis_inverted():
         axes.invert_xaxis()
+    axes.legend()
+
+
+@dataclass(frozen=True)
+class Certificate:
+    r"""What L_D and L_ε certify about first-order steps; one entry a step in every field.
+
+    With r = σ_t/σ_s and b = σ_t h = α_t − r α_s:
+
+    Attributes:
+        sigma: σ_s, where the step starts.
+        threshold: the L_D at which the certificate is lost, (σ_s − σ_t)/(σ_s α_t − σ_t α_s).
+        ceiling: 1/α_t, which the paper puts strictly above the threshold; they are equal where α_s = α_t.
+        bound: r + b L_D, at least the Lipschitz constant of T, and equal to it where ∂D/∂x is symmetric and
+            positive, as it is for every exact denoiser.
+        noise_bound: (1 + σ_s L_ε) α_t/α_s − σ_t L_ε, the appendix's form; never below α_t/α_s, so it certifies
+            nothing on schedules whose α does not decrease. Infinite at α_s = 0.
+    """
+
+    sigma: tuple[float, ...]
+    threshold: tuple[float, ...]
+    ceiling: tuple[float, ...]
+    bound: tuple[float, ...]
+    noise_bound: tuple[float, ...]
+
+    @property
+    def holds(self) -> tuple[bool, ...]:
+        """Whether the bound in L_D certifies a contraction, step by step."""
+        return tuple(bound < 1.0 for bound in self.bound)
+
+
+def certificate(levels: Levels, denoiser: Sequence[float], noise: Sequence[float]) -> Certificate:
+    r"""The certificate of every step, from L_D and L_ε at the start of each, ε = (x − α D)/σ."""
+    for name, values in (("denoiser", denoiser), ("noise", noise)):
+        if len(values) != levels.steps:
+            raise ValueError(f"{name} must have one constant a step ({levels.steps}), got {len(values)}")
+    steps = [(levels[i], levels[i + 1]) for i in range(levels.steps)]
+    return Certificate(
+        sigma=tuple(s.sigma for s, _ in steps),
+        threshold=tuple((s.sigma - t.sigma) / (s.sigma * t.alpha - t.sigma * s.alpha) for s, t in steps),
+        ceiling=tuple(1.0 / t.alpha for _, t in steps),
+        bound=tuple(
+            t.sigma / s.sigma + (t.alpha - t.sigma / s.sigma * s.alpha) * value
+            for (s, t), value in zip(steps, denoiser, strict=True)
+        ),
+        noise_bound=tuple(
+            float("inf") if s.alpha == 0.0 else (1.0 + s.sigma * value) * t.alpha / s.alpha - t.sigma * value
+            for (s, t), value in zip(steps, noise, strict=True)
+        ),
+    )
+
+
+def plot_certificate(data: Certificate, axes: Axes) -> None:
+    """Both bounds on L_T over σ, with the line below which a step is certified to contract."""
+    axes.plot(data.sigma, data.bound, "o-", label="bound from $L_D$")
+    axes.plot(data.sigma, data.noise_bound, "s--", label="bound from $L_\\epsilon$")
+    axes.axhline(1.0, color="black", linewidth=0.8, label="contraction")
+    axes.set(xlabel="$\\sigma$", ylabel="bound on $L_T$", xscale="log", yscale="log")
+    axes.invert_xaxis()
     axes.legend()

@@ -37,11 +37,7 @@ class Grid(ABC):
         """`num` >= 1 strictly decreasing times from `schedule.t_max` to `schedule.t_min` (one: only the first)."""
 
     def __call__(self, schedule: Schedule, steps: int) -> Levels:
-        """The `steps` + 1 levels of a run.
-
-        Raises:
-            ValueError: if `steps` is not a positive whole number.
-        """
+        """The `steps` + 1 levels of a run."""
         at_least("steps", steps, 1)
         to_zero = self.reaches_zero(schedule)
         return Levels.from_times(schedule, self.times(schedule, steps if to_zero else steps + 1), to_zero=to_zero)

@@ -54,8 +54,7 @@ class Stein(Grid):
         lams = [knot[0] for knot in self.knots]
         i = bisect.bisect_right(lams, lam)
         if i == 0 or i == len(lams):
-            cost = self.knots[min(i, len(lams) - 1)][1]
-            return cost**self.power
+            return math.pow(self.knots[min(i, len(lams) - 1)][1], self.power)
         (a, low), (b, high) = self.knots[i - 1], self.knots[i]
         return math.exp(self.power * (math.log(low) + (lam - a) / (b - a) * math.log(high / low)))
 

@@ -8,12 +8,7 @@ library. Code and checkpoints are licensed CC BY-NC-SA 4.0 by NVIDIA: non-commer
     net = load("edm-cifar10-32x32-uncond-vp.pkl", source="edm", trust_pickle=True)
     levels = Karras()(schedule_of(net), 18)
 
-Networks of NVlabs/edm contain an operation with a hand-written backward pass: differentiate them with `by_autograd`
-(the default), not with `torch.func`.
-
-References:
-    Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022), arXiv:2206.00364;
-    Analyzing and Improving the Training Dynamics of Diffusion Models (Karras et al., 2024), arXiv:2312.02696.
+References: Karras et al. (2022), arXiv:2206.00364; Karras et al. (2024), arXiv:2312.02696.
 """
 
 from __future__ import annotations
@@ -178,16 +173,7 @@ def convert(
 ) -> None:
     """Write a checkpoint's tensors, and what is needed to rebuild its network, to a safetensors file.
 
-    The licence goes into the file's header.
-
-    Args:
-        path: NVIDIA's pickle.
-        target: the file to write.
-        source: as in `load`.
-        trust_pickle: as in `load`.
-
-    Raises:
-        ValueError: as in `load`; or if the network does not say how it was built.
+    Arguments as in `load`; the licence goes into the file's header.
     """
     network = load(path, source=source, trust_pickle=trust_pickle)
     arguments = getattr(network, "init_kwargs", None)  # what NVIDIA's persistence keeps
@@ -214,9 +200,6 @@ def denoiser(network: Any, labels: Sequence[int] | None = None) -> EDMDenoiser:
     Args:
         network: from `load`.
         labels: one for each sample of a batch, for class-conditional networks.
-
-    Raises:
-        ValueError: if labels are given to an unconditional network, are missing, or out of range.
     """
     classes = int(getattr(network, "label_dim", 0))
     if (labels is None) != (classes == 0):

@@ -64,16 +64,7 @@ def identify(module: nn.Module) -> dict[str, Any]:
 
 
 def check_identity(known: dict[str, Any], module: nn.Module, tolerance: float = 0.02) -> None:
-    """Refuse a network that is not the one recorded.
-
-    Args:
-        known: what `identify` gave.
-        module: the network at hand.
-        tolerance: relative difference allowed, for half precision.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuse a network that is not the one `identify` recorded, up to a relative `tolerance` for half precision."""
     found, fields = identify(module), decode("network", known, dict[str, Any])
     recorded = decode("network", {("name" if key == "class" else key): v for key, v in fields.items()}, Identity)
     if found["class"] != recorded.name or len(found["weights"]) != len(recorded.weights):

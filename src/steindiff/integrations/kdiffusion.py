@@ -112,9 +112,6 @@ def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma
         shape: of one sample.
         sigma_min: smallest noise level the model knows, in the host's coordinates.
         sigma_max: largest; a flow that begins at pure noise, σ = 1, is begun just below.
-
-    Raises:
-        ValueError: if the range is empty.
     """
     if not 0.0 < sigma_min < sigma_max:
         raise ValueError(f"sigma_min must be > 0 and below sigma_max, got {sigma_min} and {sigma_max}")
@@ -125,11 +122,7 @@ def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma
 
 
 def levels_of(sigmas: Tensor, *, flow: bool = False) -> Levels:
-    r"""The levels a host means by its `sigmas`, `(n,)`: strictly decreasing, usually ending in 0.
-
-    Raises:
-        ValueError: if there are fewer than two, or they do not decrease.
-    """
+    r"""The levels a host means by its `sigmas`, `(n,)`: strictly decreasing, usually ending in 0."""
     schedule = Flow() if flow else EDM()
     return Levels(tuple(schedule.level(s) if s > 0.0 else schedule.clean() for s in sigmas.double().tolist()), schedule)
 
@@ -149,11 +142,7 @@ def check_replay(
     flow: bool = False,
     conditions: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse a calibration for another solver, shape, grid, kind of model, or other conditions.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuse a calibration for another solver, shape, grid, kind of model, or other conditions."""
     if found := calibration.differences(solver=solver, shape=tuple(x.shape[1:]), conditions=conditions):
         raise ValueError(f"calibration does not fit: {'; '.join(found)}")
     schedule = calibration.levels.schedule
@@ -206,9 +195,6 @@ def sample_steindiff(
 
     Returns:
         The samples, `(B, *)`, in the dtype of `x`.
-
-    Raises:
-        ValueError: if `sigmas` do not decrease, or anything is not as the calibration was measured.
     """
     if sigmas.ndim != 1:
         raise ValueError(f"sigmas must be a list of noise levels (n,), got shape {tuple(sigmas.shape)}")

@@ -1,7 +1,6 @@
 r"""Networks of the score-SDE code base: what their output means, and what they are conditioned on.
 
-References:
-    Score-Based Generative Modeling through Stochastic Differential Equations (Song et al., 2021), arXiv:2011.13456.
+Reference: Song et al. (2021), arXiv:2011.13456.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from functools import partial
 
 from steindiff._checks import at_least
 from steindiff.denoisers import Epsilon, Score
-from steindiff.denoisers.prediction import Network
+from steindiff.denoisers.base import Network
 from steindiff.levels import Level
 
 
@@ -20,9 +19,6 @@ def vp_denoiser(network: Network, steps: int = 1000) -> Epsilon:
     Args:
         network: `(B, *)` states and `(B,)` labels to an output `(B, *)`.
         steps: N, the number of discrete steps its labels count.
-
-    Raises:
-        ValueError: if `steps` is below 2.
     """
     at_least("steps", steps, 2)
     return Epsilon(network, time=partial(_label, steps - 1))

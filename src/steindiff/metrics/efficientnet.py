@@ -2,12 +2,7 @@
 
 The weights are TensorFlow's published ones, converted to PyTorch in the package `datasets.efficientnet` fetches.
 
-References:
-    | EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks (Tan & Le, 2019)
-    | https://arxiv.org/abs/1905.11946
-
-    | Higher accuracy on vision models with EfficientNet-Lite (Liu, 2020)
-    | https://blog.tensorflow.org/2020/03/higher-accuracy-on-vision-models-with-efficientnet-lite.html
+References: Tan & Le (2019), arXiv:1905.11946; Liu (2020), the TensorFlow blog's EfficientNet-Lite.
 """
 
 from __future__ import annotations
@@ -153,10 +148,6 @@ class EfficientNetFeatures(nn.Module):
     Convolutions run in full float32, never TF32. The module is a feature function for `Moments.stream`.
 
     Shapes: images (B, 3, H, W) uint8 (or float in [0, 255]) → (B, 1280).
-
-    Args:
-        network: The network; by `load`, with the published weights.
-        size: Side of the network's input.
     """
 
     num_features = 1280
@@ -168,12 +159,7 @@ class EfficientNetFeatures(nn.Module):
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> EfficientNetFeatures:
-        """Read the published weights from a file, without running code it may hold.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            RuntimeError: If the file is not whole or holds other weights.
-        """
+        """Read the published weights from a file, without running code it may hold."""
         if not path.is_file():
             raise FileNotFoundError(f"EfficientNet weights {path}: no such file")
         try:

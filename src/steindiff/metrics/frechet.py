@@ -1,8 +1,6 @@
 """Fréchet distance between two sets of features, from moments gathered in a stream.
 
-References:
-    | GANs Trained by a Two Time-Scale Update Rule Converge to a Local Nash Equilibrium (Heusel et al., 2017)
-    | https://arxiv.org/abs/1706.08500
+Reference: Heusel et al. (2017), arXiv:1706.08500.
 """
 
 from __future__ import annotations
@@ -28,13 +26,7 @@ class Moments:
 
     so memory is (F, F) however many samples pass, and parts computed apart can be put together.
 
-    Args:
-        count: Number of samples n.
-        mean: Mean μ, shape (F,).
-        scatter: Scatter S, shape (F, F).
-
-    References:
-        | Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (Chan et al., 1979)
+    Reference: Chan et al. (1979), Updating Formulae and a Pairwise Algorithm for Computing Sample Variances.
     """
 
     def __init__(self, count: int, mean: Tensor, scatter: Tensor) -> None:
@@ -101,7 +93,8 @@ class Moments:
     def root(self) -> Tensor:
         """Symmetric square root of the covariance, shape (F, F); computed once, so let a reference be the first set."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        return root
 
     def to(self, device: torch.device | str) -> Moments:
         """The same moments on another device."""
@@ -116,12 +109,7 @@ def frechet_distance(a: Moments, b: Moments) -> float:
     Both roots are taken of symmetric matrices, by eigenvalues in float64, so no part is imaginary and
     rank-deficient covariances (fewer samples than features) need no regularisation.
 
-    Args:
-        a: Moments of the first set.
-        b: Moments of the second set, with the same number of features.
-
-    References:
-        | The Fréchet distance between multivariate normal distributions (Dowson & Landau, 1982)
+    Reference: Dowson & Landau (1982), The Fréchet distance between multivariate normal distributions.
     """
     if a.mean.shape != b.mean.shape:
         raise ValueError(f"feature sizes {len(a.mean)} and {len(b.mean)} differ")

@@ -54,13 +54,7 @@ class Difference(NamedTuple):
 
 
 def distance(features: Tensor, reference: Moments, images: int | None = None) -> Distance:
-    """Fréchet distance of features `(N, F)` to a reference, with its influences.
-
-    Args:
-        features: `(N, F)`.
-        reference: moments of the other set.
-        images: of how many images they are, N/images of each in a row; default: one of each.
-    """
+    """Fréchet distance of features `(N, F)`, N/images of each image in a row, to a reference, with its influences."""
     moments = Moments.of(features)
     root = reference.root
     values, vectors = torch.linalg.eigh(root @ moments.covariance @ root)

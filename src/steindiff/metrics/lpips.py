@@ -1,8 +1,6 @@
 r"""LPIPS: perceptual distance of two images, by the features of VGG-16.
 
-References:
-    | The Unreasonable Effectiveness of Deep Features as a Perceptual Metric (Zhang et al., 2018)
-    | https://arxiv.org/abs/1801.03924
+Reference: Zhang et al. (2018), arXiv:1801.03924.
 """
 
 from __future__ import annotations
@@ -44,12 +42,7 @@ class LPIPS(nn.Module):
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu") -> LPIPS:
-        """The published network from the file `datasets.lpips` keeps, frozen.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            RuntimeError: If it is not whole or does not fit.
-        """
+        """The published network from the file `datasets.lpips` keeps, frozen."""
         network = cls()
         weights.assign(network, weights.read(path), str(path))
         return network.to(device).eval().requires_grad_(False)

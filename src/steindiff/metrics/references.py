@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from steindiff._discovery import named
-from steindiff._files import atomic
 from steindiff.metrics.frechet import Moments
 
 FOLDER = Path(__file__).parent / "reference"
@@ -19,27 +18,8 @@ MOST = 2**53
 """More samples than float64 can count cannot have been measured."""
 
 
-def save(path: Path, moments: Moments) -> None:
-    """Write moments compactly and atomically: `count`, `mean` (F,), `covariance` (F(F + 1)/2,)."""
-    covariance = moments.covariance.cpu().numpy()
-    with atomic(path) as temporary:
-        with temporary.open("wb") as file:
-            np.savez(
-                file,
-                count=np.int64(moments.count),
-                mean=moments.mean.cpu().numpy().astype(np.float32),
-                covariance=covariance[np.triu_indices(len(covariance))].astype(np.float32),
-            )
-        read(temporary)
-
-
 def read(path: Path) -> Moments:
-    """Read what `save` wrote.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        RuntimeError: If the file is truncated or holds something else.
-    """
+    """Read statistics: `count`, `mean` (F,), `covariance` (F(F + 1)/2,)."""
     if not path.is_file():
         raise FileNotFoundError(f"reference statistics {path}: no such file")
     try:
@@ -61,7 +41,7 @@ def read(path: Path) -> Moments:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """An array of an archive; `save` does not compress, so nothing may claim more bytes than its member has."""
+    """An array of an archive; they are not compressed, so nothing may claim more bytes than its member has."""
     info = archive.getinfo(f"{name}.npy")
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{name} is compressed")
@@ -72,7 +52,8 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         size = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or len(shape) > 1 or size > info.compress_size:
             raise ValueError(f"{name} is {dtype} {shape}, need at most {info.compress_size} bytes in one dimension")
-        return np.frombuffer(file.read(size), dtype).reshape(shape).copy()
+        found: np.ndarray = np.frombuffer(file.read(size), dtype).reshape(shape).copy()
+        return found
 
 
 def load(name: str) -> Moments:

@@ -1,14 +1,9 @@
-r"""One forward pass, any number of pull-backs v ↦ Jᵀv, by whichever reverse mode the host allows.
-
-No single route serves every host: networks with a custom `autograd.Function` (NVIDIA's EDM pickles) allow only
-`by_autograd`, networks whose weights are inference tensors (ComfyUI) only `by_functional`.
-"""
+r"""One forward pass, any number of pull-backs v ↦ Jᵀv."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,17 +23,10 @@ class Pulled(NamedTuple):
     pull: Callable[[Tensor], Tensor]
 
 
-Route = Callable[[Auxiliary, Tensor], Pulled]
-"""A way to linearise a function at x; it calls the function exactly once."""
-
-
 def traced(function: Auxiliary, z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Call the function where gradients are on; refuse results that are cut off from `z`.
 
     A step r x + b D(x) has a gradient even where D has none: what is handed out on the way is looked at, too.
-
-    Raises:
-        RuntimeError: if the output or one of the tensors handed out has no graph.
     """
     output, auxiliary = function(z)
     if not all(tensor.requires_grad for tensor in (output, *auxiliary)):
@@ -49,8 +37,8 @@ def traced(function: Auxiliary, z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     return output, auxiliary
 
 
-def by_autograd(function: Auxiliary, x: Tensor) -> Pulled:
-    """Linearise with `torch.autograd.grad`. The graph lives as long as `pull` does."""
+def linearised(function: Auxiliary, x: Tensor) -> Pulled:
+    """Call a function exactly once and linearise it at x by autograd. The graph lives as long as `pull` does."""
     # Grad mode alone is not enough: tensors made in inference mode can never be differentiated, so leave it.
     with torch.inference_mode(False), torch.enable_grad():
         z = x.detach().clone().requires_grad_()
@@ -64,52 +52,27 @@ def by_autograd(function: Auxiliary, x: Tensor) -> Pulled:
     return Pulled(output.detach(), tuple(tensor.detach() for tensor in auxiliary), pull)
 
 
-def by_functional(function: Auxiliary, x: Tensor) -> Pulled:
-    """Linearise with `torch.func.vjp`, which also works in inference mode and on inference tensors."""
-    with torch.enable_grad():
-        result: tuple[Any, ...] = torch.func.vjp(partial(traced, function), x.detach(), has_aux=True)
-    output, pull, auxiliary = result
-    return Pulled(output.detach(), tuple(tensor.detach() for tensor in auxiliary), lambda v: pull(v)[0].detach())
-
-
-def pullback(function: Function, x: Tensor, route: Route = by_autograd) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    r"""Evaluate a function once and return its output with v ↦ Jᵀv, J = ∂function/∂x at x.
+def pullback(function: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    r"""Evaluate a function `(B, *)` to `(B, *)` once: its output, and v ↦ Jᵀv, J = ∂function/∂x, as often as needed.
 
     May be called under `torch.no_grad()` and `torch.inference_mode()`.
-
-    Args:
-        function: `(B, *)` to `(B, *)`, e.g. `lambda z: denoiser(z, level)`; called once.
-        x: where to linearise, `(B, *)`.
-        route: `by_autograd` or `by_functional`.
-
-    Returns:
-        The output `(B, *)`, and the pull-back, which may be called any number of times with `(B, *)`.
     """
-    output, _, pull = route(lambda z: (function(z), ()), x)
+    output, _, pull = linearised(lambda z: (function(z), ()), x)
     return output, pull
 
 
-def check_gradient(function: Function, x: Tensor, h: float, route: Route = by_autograd) -> None:
-    r"""Compare one derivative with differences: vᵀJv by the route, and ⟨v, f(x + hv) − f(x − hv)⟩/(2h).
+def check_gradient(function: Function, x: Tensor, h: float) -> None:
+    r"""Compare one derivative with differences: vᵀJv by autograd, and ⟨v, f(x + hv) − f(x − hv)⟩/(2h).
 
-    Part of a network cut from the graph gives no error, only a wrong number. Costs one backward pass and five calls.
-
-    Args:
-        function: as in `pullback`.
-        x: where, `(B, *)`; one sample is enough.
-        h: width of the difference, some hundredths of the noise level of `x`.
-        route: `by_autograd` or `by_functional`.
-
-    Raises:
-        RuntimeError: if there is no gradient, or they differ by more than a tenth and three times what two widths
-            of difference differ by.
+    Part of a network cut from the graph gives no error, only a wrong number. Costs one backward pass and five calls on
+    `x`, of which one sample is enough; h is some hundredths of its noise level.
     """
     v = torch.ones_like(x).cumsum(-1).mul_(2.0).cos_().sign_()  # a fixed pattern of ±1
 
     def form(width: float) -> float:
         return float((v * (function(x + width * v) - function(x - width * v))).sum() / (2.0 * width))
 
-    found = float((v * pullback(function, x, route)[1](v)).sum())
+    found = float((v * pullback(function, x)[1](v)).sum())
     expected = form(h)
     doubt = abs(expected - form(2.0 * h))
     if not abs(found - expected) <= 0.1 * max(abs(found), abs(expected)) + 3.0 * doubt:

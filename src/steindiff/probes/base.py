@@ -1,4 +1,4 @@
-r"""What a probe is: it takes a step *and* its divergence, from one linearised pass.
+r"""What a probe is: it takes a step *and* its divergence, from one linearised pass, along random directions.
 
 With the history frozen a step T is a function of the state alone, and T = slope·id + (T − slope·id), where `slope` is
 the weight of x in the output row. The first part's divergence slope·d is exact; only the second is estimated:
@@ -18,9 +18,77 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from steindiff._distributed import shard
 from steindiff.levels import Level
-from steindiff.probes.directions import Directions, Rademacher
 from steindiff.tableau import Evaluation, Step
+
+
+class Directions(ABC):
+    """A distribution of probe directions. Children are frozen dataclasses.
+
+    Attributes:
+        group: how many successive directions belong together; only different groups are independent.
+    """
+
+    @property
+    def group(self) -> int:
+        """Size of a group of dependent directions."""
+        return 1
+
+    def check(self, num: int) -> None:
+        """Refuse a number of probes that is not a positive multiple of the group size."""
+        if num < 1 or num % self.group:
+            raise ValueError(f"probes must be a positive multiple of {self.group} with {self!r}, got {num}")
+
+    @abstractmethod
+    def fill(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """One direction for every sample, of the given shape `(B, *)`."""
+
+    def draw(self, num: int, x: Tensor, generator: torch.Generator) -> Tensor:
+        """`num` directions for every sample of `x`, `(B, *)`: a tensor `(num, B, *)`.
+
+        The directions of the whole distributed batch are drawn and this process keeps its part: given equally seeded
+        generators, what is drawn for a sample does not depend on how the batch is cut.
+        """
+        self.check(num)
+        offset, total = shard(x)
+        rows = [self.fill((total, *x.shape[1:]), x.dtype, generator)[offset : offset + len(x)] for _ in range(num)]
+        return torch.stack(rows).to(x.device, non_blocking=True)  # from the CPU it is staged: nothing waits for it
+
+
+@dataclass(frozen=True)
+class Rademacher(Directions):
+    r"""Coordinates ±1 with equal chance: Var vᵀJv = ½ Σ_{i≠j} (J_ij + J_ji)², the least of all with independent ones.
+
+    Reference: Hutchinson (1989), A stochastic estimator of the trace of the influence matrix.
+    """
+
+    def fill(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        bits = torch.randint(0, 2, tuple(shape), generator=generator, device=generator.device)
+        return bits.to(dtype).mul_(2).sub_(1)
+
+
+@dataclass(frozen=True)
+class Antithetic(Directions):
+    r"""Pairs v, −v, successive.
+
+    For VJP and JVP a pair is *one* probe paid twice: (−v)ᵀJ(−v) = vᵀJv exactly, so nothing is gained. For finite
+    differences the pair makes the difference central, and the error of second order cancels.
+    """
+
+    of: Directions = field(default_factory=Rademacher)
+
+    @property
+    def group(self) -> int:
+        return 2 * self.of.group
+
+    def fill(self, shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return self.of.fill(shape, dtype, generator)
+
+    def draw(self, num: int, x: Tensor, generator: torch.Generator) -> Tensor:
+        self.check(num)
+        v = self.of.draw(num // 2, x, generator)
+        return torch.stack([v, -v], dim=1).flatten(0, 1)
 
 
 class Probed(NamedTuple):
@@ -29,7 +97,7 @@ class Probed(NamedTuple):
     Attributes:
         candidate: T(x), `(B, *)`.
         evaluations: the evaluations of the step, in order.
-        divergence: div T of every sample that was probed, `(B,)`, estimated; `OnPart` probes the first ones only.
+        divergence: div T of every sample that was probed, `(B,)`, estimated.
         error: standard error of `divergence` over the probes, likewise; 0 where exact, NaN where it cannot be known.
         extra_calls: evaluations of the denoiser beyond the plain step's.
         backward_passes: derivative passes (reverse or forward) through the network.
@@ -72,9 +140,7 @@ class Hutchinson(Probe):
             Conditions must then be cut with the batch (`Denoiser.subset`). Same result up to rounding, same work, but
             as many network calls as chunks.
 
-    References:
-        A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines
-        (Hutchinson, 1989).
+    Reference: Hutchinson (1989), A stochastic estimator of the trace of the influence matrix.
     """
 
     probes: int = 5
@@ -128,10 +194,11 @@ def linear(step: Step, x: Tensor, error: float) -> Probed:
 
 def standard_error(values: Tensor, group: int) -> Tensor:
     """Standard error of the mean of `values`, `(m, B)`, whose groups are independent; NaN for a single group."""
-    means = values.unflatten(0, (-1, group)).mean(1)
+    means: Tensor = values.unflatten(0, (-1, group)).mean(1)
     if len(means) == 1:
         return torch.full_like(means[0], float("nan"))
-    return means.std(0) / len(means) ** 0.5
+    error: Tensor = means.std(0) / len(means) ** 0.5
+    return error
 
 
 def restricted(step: Step, part: slice, batch: int) -> Step:

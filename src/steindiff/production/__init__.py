@@ -1,9 +1,9 @@
 """Many images: written in shards, resumable after a kill at any moment, over one process or many."""
 
-from steindiff.production.export import to_npz, to_png
-from steindiff.production.generating import GenerateResult, Listener, Shards, generate
+from steindiff._progress import Listener
+from steindiff.production.generating import GenerateResult, Shards, generate
 from steindiff.production.manifest import Manifest
-from steindiff.production.shards import Images, Shard, ShardStatus, verify
+from steindiff.production.shards import Images, Shard, ShardStatus, to_npz, to_png, verify
 
 __all__ = [
     "GenerateResult",

@@ -16,10 +16,9 @@ from steindiff._files import folder as writable
 from steindiff._progress import Listener
 from steindiff._serialization import checksum
 from steindiff._version import __version__
+from steindiff.images import to_uint8
 from steindiff.model import Model
-from steindiff.pixels import to_uint8
-from steindiff.production.manifest import Manifest
-from steindiff.production.settings import THREADS, machine, setting, threads
+from steindiff.production.manifest import THREADS, Manifest, machine, setting, threads
 from steindiff.production.shards import Shard, examine, write
 from steindiff.sampler import Sampler
 
@@ -32,11 +31,7 @@ class GenerateResult(NamedTuple):
 
 
 def recipe(model: Model, sampler: Sampler) -> dict[str, Any]:
-    """How images are made, as JSON.
-
-    Raises:
-        ValueError: if a part of it cannot be recorded.
-    """
+    """How images are made, as JSON."""
     levels = sampler.levels_for(model.schedule)
     return {
         "model": model.name,

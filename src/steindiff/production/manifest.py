@@ -2,18 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from torch import Tensor
 
-from steindiff._checks import LARGEST_INT, Within, at_least
+from steindiff._checks import LARGEST_INT, Within, at_least, shown
+from steindiff._environment import device_name
 from steindiff._files import write_json
 from steindiff._serialization import checksum, decode, read_json, verified, with_checksum
-from steindiff.production.settings import THREADS, differences
+from steindiff.corrections.replay import Replay
+from steindiff.model import fingerprint_gap
 from steindiff.seeding import check_seeds
+
+THREADS = "threads"
+"""The field of a recipe that says how many CPU threads computed the images; None on a GPU."""
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the last bits of an image depend on: the kind of device; of a CPU, its instructions and the threads."""
+    cpu = device.type == "cpu"
+    return {
+        "device": device_name(device),
+        "instructions": torch.backends.cpu.get_cpu_capability() if cpu else None,
+        THREADS: torch.get_num_threads() if cpu else None,
+    }
+
+
+@contextmanager
+def threads(recipe: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, as many CPU threads compute as the recipe says: a set is finished with those it was begun with."""
+    own, wanted = torch.get_num_threads(), recipe.get(THREADS)
+    if not isinstance(wanted, int) or not 1 <= wanted <= MOST_THREADS or wanted == own:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
+
+
+MOST_THREADS = 1024
+"""More threads than this are not taken from a file."""
+
+
+def setting(value: Any) -> Any:
+    """A setting as JSON: equal for equal settings in any process, different for different ones.
+
+    Dataclasses become `{"kind": …, field: …}`, functions their names, tensors and replayed weights their checksums.
+    """
+    if value is None or isinstance(value, int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, tuple | list):
+        return [setting(item) for item in value]
+    if isinstance(value, dict):
+        return {name: setting(item) for name, item in value.items()}
+    if isinstance(value, Tensor):
+        digest = hashlib.sha256(value.detach().cpu().contiguous().flatten().numpy().tobytes()).hexdigest()
+        return {"dtype": str(value.dtype), "shape": list(value.shape), "sha256": digest}
+    if isinstance(value, Replay):  # its weights are many numbers: their checksum says as much
+        weights = checksum({"steps": setting(value.steps)})
+        return {"kind": "Replay", "basis": setting(value.basis), "weights": weights}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: setting(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
+        return {"kind": type(value).__name__, **fields}
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if getattr(value, "__dict__", None) == {}:  # nothing but its class
+        return {"kind": type(value).__name__}
+    raise ValueError(
+        f"{type(value).__name__}: cannot be recorded, so a later run could not tell whether it is the same; use "
+        "numbers, text, sequences, tensors, functions or dataclasses"
+    )
+
+
+def differences(known: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """What differs between two settings, by name: `solver.nominal_order: 2, not 3`."""
+    for name in dict.fromkeys([*known, *wanted]):
+        old, new = known.get(name), wanted.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            yield f"{prefix}{name}: {shown(old)}, not {shown(new)}"
+
 
 FORMAT = 3
 """Version of the files; a set of another version is refused."""
@@ -94,11 +175,6 @@ class Manifest:
         """The seeds of shard k."""
         return self.seeds[k * self.shard_size : (k + 1) * self.shard_size]
 
-    def parts(self, k: int) -> list[range]:
-        """The seeds of shard k by batches."""
-        seeds = self.part(k)
-        return [seeds[i : i + self.batch] for i in range(0, len(seeds), self.batch)]
-
     def settings(self) -> dict[str, Any]:
         """What must be equal in every run: the file without fingerprint and checksum."""
         return {
@@ -123,11 +199,7 @@ class Manifest:
 
     @classmethod
     def from_dict(cls, content: Any) -> Manifest:
-        """Rebuild from a file's content, checking everything.
-
-        Raises:
-            ValueError: if anything is missing, altered or of another version.
-        """
+        """Rebuild from a file's content, checking everything."""
         file: _File = decode("manifest", verified("manifest", content, FORMAT), _File)
         Within(0, LARGEST_INT - file.seeds.count)("manifest.seeds.first", file.seeds.first)
         return cls(
@@ -142,12 +214,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read and check the manifest of a folder.
-
-        Raises:
-            OSError: if there is none or it cannot be read.
-            ValueError: if it is not a sound manifest of this format; the message names the file.
-        """
+        """Read and check the manifest of a folder."""
         path = folder / MANIFEST
         try:
             return cls.from_dict(read_json(path))
@@ -157,22 +224,13 @@ class Manifest:
             ) from None
 
     def enter(self, folder: Path) -> None:
-        """Write the manifest where there is none yet or this one goes on, else make sure that it is the same.
-
-        Raises:
-            OSError: if it cannot be written.
-            ValueError: if the folder holds another set; the message names what differs.
-        """
+        """Write the manifest where there is none yet or this one goes on, else make sure that it is the same."""
         known = self.check(folder)
         if known is None or known.seeds != self.seeds:
             write_json(folder / MANIFEST, self.to_dict())
 
     def check(self, folder: Path) -> Manifest | None:
-        """The manifest of the folder, equal to this one but for threads, or the beginning of it; None if it holds none.
-
-        Raises:
-            ValueError: if the folder holds another set; the message names what differs.
-        """
+        """The manifest of the folder, equal to this one but for threads, or its beginning; None if it holds none."""
         try:
             known = Manifest.load(folder)
         except FileNotFoundError:
@@ -181,7 +239,7 @@ class Manifest:
         if known.seeds.start == self.seeds.start and len(known.seeds) < len(self.seeds):
             wanted |= {"seeds": known.settings()["seeds"], "labels": self.labels and known.labels}
         differing = list(differences(known.settings(), wanted))
-        if not same_model(known.fingerprint, self.fingerprint):
+        if fingerprint_gap(self.fingerprint, known.fingerprint) > SAME_MODEL:
             differing.append("fingerprint: the model's weights or conditions differ")
         if differing:
             raise ValueError(
@@ -189,11 +247,3 @@ class Manifest:
                 "folder, or remove this one"
             )
         return known
-
-
-def same_model(known: Sequence[float], found: Sequence[float]) -> bool:
-    """Whether two fingerprints are equal up to the rounding of a device that sums in varying order."""
-    if len(known) != len(found):
-        return False
-    a, b = torch.tensor(known, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
-    return bool((a - b).norm() <= SAME_MODEL * a.norm())

@@ -1,16 +1,19 @@
-"""Shards: files of images that carry the name of their set, and a checksum beside them."""
+"""Shards: files of images that carry the name of their set, a checksum beside them; and plain files made of them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -18,7 +21,8 @@ from torch import Tensor
 
 from steindiff._checks import at_least, shown
 from steindiff._distributed import EVERYTHING, Rank
-from steindiff._files import write_bytes
+from steindiff._files import atomic, naming, sweep, write_bytes
+from steindiff.images import png
 from steindiff.production.manifest import Manifest
 
 NAMED = 8
@@ -51,11 +55,7 @@ def sum_line(folder: Path, k: int, data: bytes) -> bytes:
 
 
 def write(folder: Path, manifest: Manifest, k: int, shard: Shard) -> None:
-    """Write shard k whole, then its checksum: a shard without one is not finished.
-
-    Raises:
-        OSError: if the folder cannot be written to or the disk is full; it names the file.
-    """
+    """Write shard k whole, then its checksum: a shard without one is not finished."""
     tensors = {"images": shard.images, "seeds": shard.seeds, "set": _identity(manifest)}
     if shard.labels is not None:
         tensors["labels"] = shard.labels
@@ -65,13 +65,7 @@ def write(folder: Path, manifest: Manifest, k: int, shard: Shard) -> None:
 
 
 def read(folder: Path, manifest: Manifest, k: int) -> Shard:
-    """Read shard k, checking everything.
-
-    Raises:
-        FileNotFoundError: if the shard is not finished.
-        OSError: if it cannot be read.
-        ValueError: if it is truncated, altered or of another set; the message names the file.
-    """
+    """Read shard k, checking everything."""
     path = shard_path(folder, k)
     n = len(manifest.part(k))
     need = {"images": (torch.uint8, (n, *manifest.shape)), "seeds": (torch.int64, (n,)), "set": (torch.uint8, (32,))}
@@ -104,13 +98,7 @@ def _identity(manifest: Manifest) -> Tensor:
 
 @dataclass(frozen=True)
 class ShardStatus:
-    """How some shards are.
-
-    Attributes:
-        sound: finished, and as they were written.
-        missing: not finished.
-        damaged: what is wrong with each of the others.
-    """
+    """How some shards are: sound, missing (not finished), or damaged, with what is wrong with each."""
 
     sound: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
@@ -139,11 +127,7 @@ def listed(items: Iterable[str]) -> str:
 
 
 def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> ShardStatus:
-    """Read some shards and say how they are.
-
-    Raises:
-        OSError: if a file that is there cannot be read.
-    """
+    """Read some shards and say how they are."""
     sound, missing, damaged = [], [], {}
     for k in shards:
         try:
@@ -157,12 +141,7 @@ def examine(folder: Path, manifest: Manifest, shards: Iterable[int]) -> ShardSta
 
 
 def verify(folder: str | Path) -> ShardStatus:
-    """Read all shards of a folder and say how they are.
-
-    Raises:
-        OSError: if there is no manifest, or a file that is there cannot be read.
-        ValueError: if the manifest is damaged.
-    """
+    """Read all shards of a folder and say how they are."""
     folder = Path(folder)
     manifest = Manifest.load(folder)
     return examine(folder, manifest, range(manifest.shards))
@@ -173,10 +152,6 @@ class Images:
 
     Args:
         folder: what `produce` wrote; every byte is checked before the first image is given out.
-
-    Raises:
-        OSError: if there is no manifest, or a file that is there cannot be read.
-        ValueError: if the set is incomplete or damaged; the message says what is missing.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -194,15 +169,7 @@ class Images:
         return (read(self.folder, self.manifest, k) for k in range(self.manifest.shards))
 
     def batches(self, size: int, share: Rank = EVERYTHING) -> Iterator[Tensor]:
-        """Images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends.
-
-        Args:
-            size: images at a time.
-            share: all batches, or some of them for each process; shards of which none is wanted are not read.
-
-        Raises:
-            ValueError: if `size` is not positive, or a shard was damaged meanwhile.
-        """
+        """Images in the order of their seeds, uint8 `(B, C, H, W)`; B is `size`, or less where a shard ends."""
         at_least("size", size, 1)
         manifest = self.manifest
         cuts = [(k, i) for k in range(manifest.shards) for i in range(0, len(manifest.part(k)), size)]
@@ -212,3 +179,41 @@ class Images:
             for images in [read(self.folder, manifest, k).images]
             for _, i in group
         )
+
+
+def to_png(images: Images, folder: Path) -> None:
+    """Write one PNG for each seed, `000042.png` for seed 42; what a killed run left unfinished is removed."""
+    if images.manifest.shape[0] not in (1, 3):
+        raise ValueError(f"png: images must have 1 or 3 channels, got {images.manifest.shape[0]}")
+    sweep(folder)
+    for shard in images.shards():
+        for seed, image in zip(shard.seeds.tolist(), shard.images, strict=True):
+            write_bytes(folder / f"{seed:06d}.png", png(image), durable=False)  # the shards are durable
+
+
+def to_npz(images: Images, path: Path) -> None:
+    """Write `images`, bytes `(N, H, W, C)`, their `seeds` and, as JSON, `settings` to one compressed file.
+
+    One shard at a time is in memory.
+    """
+    manifest = images.manifest
+    channels, height, width = manifest.shape
+    header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), height, width, channels)}
+    sweep(path.parent)
+    with naming(path), atomic(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        with _member(archive, "images") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for shard in images.shards():
+                file.write(shard.images.movedim(1, -1).contiguous().numpy().tobytes())
+        for name, array in (
+            ("seeds", np.arange(manifest.seeds.start, manifest.seeds.stop)),
+            ("settings", np.array(json.dumps(manifest.settings()))),
+        ):
+            with _member(archive, name) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    info = zipfile.ZipInfo(f"{name}.npy")  # with a fixed date: equal sets make equal files
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return archive.open(info, "w", force_zip64=True)

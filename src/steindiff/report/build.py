@@ -13,10 +13,10 @@ from typing import Any
 from steindiff._files import write_bytes, write_text
 from steindiff._version import __version__
 from steindiff.comparison import Comparison
+from steindiff.images import contact_sheet
 from steindiff.model import Model
 from steindiff.report.document import Entry, Report, of_images, render
 from steindiff.report.page import report_of
-from steindiff.report.picture import contact_sheet
 from steindiff.sampler import Sampler
 
 
@@ -59,9 +59,6 @@ def of_samplers(
         reference: title of the many-step sampler; the others' distance to its images is shown.
         batch: samples evaluated together.
         command: what made this.
-
-    Raises:
-        ValueError: if `reference` is not one of the titles, or an image has another shape.
     """
     if reference is not None and reference not in samplers:
         raise ValueError(f"reference must be one of the samplers {', '.join(samplers)}, got {reference!r}")
@@ -76,12 +73,7 @@ def of_samplers(
 
 
 def write(what: Comparison | Report, out: Path) -> tuple[Path, Path, Path]:
-    """Write `report.html`, `grid.png` and `results.json` into the folder `out`, each whole or not at all.
-
-    Args:
-        what: a comparison, or a report of one's own pictures (`steindiff.report.of_images`).
-        out: an existing folder.
-    """
+    """Write `report.html`, `grid.png` and `results.json` into the folder `out`, each whole or not at all."""
     report = what if isinstance(what, Report) else report_of(what)
     paths = out / "report.html", out / "grid.png", out / "results.json"
     buffer = io.BytesIO()

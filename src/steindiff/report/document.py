@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from steindiff._version import __version__
-from steindiff.metrics import likeness
-from steindiff.report.picture import Pictures, data_uri, to_image
+from steindiff.images import PictureRow, data_uri, to_image
+from steindiff.metrics import psnr, spread
 
 SHOWN = 48
 """The page carries the pictures of at most this many seeds; numbers are over all of them."""
@@ -41,7 +41,7 @@ class Entry:
 
     title: str
     nfe: int
-    images: Pictures
+    images: PictureRow
     numbers: Mapping[str, Any] = field(default_factory=dict)
     method: str = ""
     reference: bool = False
@@ -180,7 +180,7 @@ def alike(entry: Entry, many: Entry, captions: Sequence[str]) -> dict[str, float
         return {}
     made, known = map(torch.stack, parts)
     conditions = captions or [""] * len(known)
-    found = {"psnr": likeness.psnr(made, known), "spread": likeness.spread(made, known, conditions)}
+    found = {"psnr": psnr(made, known), "spread": spread(made, known, conditions)}
     return {key: value for key, value in found.items() if math.isfinite(value)}
 
 

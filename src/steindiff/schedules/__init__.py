@@ -2,13 +2,7 @@
 
 from steindiff._discovery import Registry
 from steindiff.schedules.base import Schedule
-from steindiff.schedules.cosine import Cosine
-from steindiff.schedules.discrete import Discrete
-from steindiff.schedules.edm import EDM
-from steindiff.schedules.flow import Flow
-from steindiff.schedules.subvp import SubVP
-from steindiff.schedules.ve import VE
-from steindiff.schedules.vp import VP
+from steindiff.schedules.continuous import EDM, VE, VP, Cosine, Discrete, Flow, SubVP
 
 SCHEDULES: Registry[Schedule] = Registry(__name__, Schedule)
 

@@ -15,8 +15,7 @@ class DDIM(Solver):
 
     In EDM coordinates this is Euler's method in σ.
 
-    References:
-        Denoising Diffusion Implicit Models (Song et al., 2021), arXiv:2010.02502.
+    Reference: Song et al. (2021), arXiv:2010.02502.
     """
 
     @property

@@ -19,9 +19,7 @@ class Heun(Solver):
 
     A step costs two evaluations; one to σ = 0 or from α = 0 is an Euler step and costs one.
 
-    References:
-        Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022),
-        arXiv:2206.00364, Alg. 1.
+    Reference: Karras et al. (2022), arXiv:2206.00364, Alg. 1.
     """
 
     @property

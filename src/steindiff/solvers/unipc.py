@@ -32,9 +32,7 @@ class UniPC(Solver):
         corrector: also correct; otherwise this is UniP, which evaluates at the start of every step.
         lower_order_final: lower the order on the last steps, as the public implementations do.
 
-    References:
-        UniPC: A Unified Predictor-Corrector Framework for Fast Sampling of Diffusion Models (Zhao et al., 2023),
-        arXiv:2302.04867.
+    Reference: Zhao et al. (2023), arXiv:2302.04867.
     """
 
     predictor_order: int = 2

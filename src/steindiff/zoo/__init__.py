@@ -15,8 +15,7 @@ import torch
 
 from steindiff import _weights as weights
 from steindiff._discovery import named
-from steindiff.zoo.models import ARCHITECTURES
-from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
+from steindiff.zoo.preconditioning import ARCHITECTURES, EDMPrecond, VPNoise, ZooNetwork
 from steindiff.zoo.unet import UNet, UNetConfig
 
 __all__ = ["EDMPrecond", "UNet", "UNetConfig", "VPNoise", "ZooNetwork", "load", "names"]
@@ -29,28 +28,10 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(ARCHITECTURES))
 
 
-def load(
-    name: str,
-    device: torch.device | str = "cpu",
-    *,
-    path: Path | None = None,
-    trust_pickle: bool = False,
-) -> EDMPrecond | VPNoise:
-    """A trained network in float32, in evaluation mode, its parameters frozen.
+def load(name: str, device: torch.device | str = "cpu", *, path: Path | None = None) -> EDMPrecond | VPNoise:
+    """A trained network in float32, in evaluation mode, frozen: D(x, σ, labels) or ε(x, t, labels).
 
-    Args:
-        name: One of `names()`.
-        device: Where to put it.
-        path: Weights of one's own for the same architecture; None reads the shipped file and checks its SHA-256.
-        trust_pickle: Allow `path` to be a pickle, which runs whatever code it holds.
-
-    Returns:
-        `EDMPrecond` (D(x, σ, labels)) or `VPNoise` (ε(x, t, labels)); `.config`, `.shape` and `.num_classes`
-        describe it.
-
-    Raises:
-        ValueError: If the name is unknown.
-        RuntimeError: If the file is truncated, altered, or does not fit the network.
+    `path` has weights of one's own for the same architecture; None reads the shipped file and checks its SHA-256.
     """
     net = named("name", name, ARCHITECTURES)()
     if path is None:
@@ -58,6 +39,6 @@ def load(
         record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         tensors = weights.read(path, digest=record["sha256"])
     else:
-        tensors = weights.read(path, trust_pickle=trust_pickle)
+        tensors = weights.read(path)
     weights.assign(net, tensors, str(path))
     return net.to(device).eval().requires_grad_(False)

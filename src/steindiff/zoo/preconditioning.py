@@ -1,11 +1,13 @@
-"""From a raw network to a denoiser D(x, σ) (EDM) or a noise predictor ε(x, t) (VP)."""
+"""From a raw network to a denoiser D(x, σ) (EDM) or a noise predictor ε(x, t) (VP), and the shipped ones."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from steindiff.denoisers.edm import precondition
+from steindiff.denoisers.prediction import precondition
 from steindiff.zoo.unet import UNet, UNetConfig
 
 
@@ -33,19 +35,13 @@ class ZooNetwork(nn.Module):
 
 
 class EDMPrecond(ZooNetwork):
-    r"""EDM-preconditioned denoiser D(x, σ) = E[x* | x] for x = x* + σ ε; see `steindiff.denoisers.edm.precondition`.
+    r"""EDM-preconditioned denoiser D(x, σ) = E[x* | x] for x = x* + σ ε; see `denoisers.prediction.precondition`.
 
     The combination is made in float32 (float64 where x is), whatever the precision of the network.
 
     Shapes: x (B, C, H, W), sigma (B,), labels (B,) or None → (B, C, H, W).
 
-    Args:
-        network: The raw network F.
-        sigma_data: Standard deviation σ_d of the data.
-
-    References:
-        | Elucidating the Design Space of Diffusion-Based Generative Models (Karras et al., 2022)
-        | https://arxiv.org/abs/2206.00364
+    Reference: Karras et al. (2022), arXiv:2206.00364.
     """
 
     def __init__(self, network: UNet, sigma_data: float = 0.5) -> None:
@@ -71,14 +67,7 @@ class VPNoise(ZooNetwork):
 
     Shapes: x (B, C, H, W), t (B,), labels (B,) or None → (B, C, H, W).
 
-    Args:
-        network: The raw network.
-        steps: Number of steps of the process.
-        betas: First and last β.
-
-    References:
-        | Denoising Diffusion Probabilistic Models (Ho et al., 2020)
-        | https://arxiv.org/abs/2006.11239
+    Reference: Ho et al. (2020), arXiv:2006.11239.
     """
 
     alphas: Tensor
@@ -98,3 +87,18 @@ class VPNoise(ZooNetwork):
         dtype = self.network.enter.weight.dtype
         position = 2 * t.to(out_dtype) / self.steps - 1
         return self.network(x.to(dtype), position, labels).to(out_dtype)
+
+
+def cifar10() -> EDMPrecond:
+    """EDM denoiser of 32×32 RGB images (9.65M parameters)."""
+    return EDMPrecond(UNet(UNetConfig((3, 32, 32), 10, (128, 192, 192), blocks=2, attention=(False, True, False))))
+
+
+def fashion() -> VPNoise:
+    """Discrete VP noise predictor of 28×28 grey images (2.42M parameters)."""
+    attention = (False, False, True)
+    return VPNoise(UNet(UNetConfig((1, 28, 28), 10, (64, 96, 96), 2, attention, head=32, embedding=128)))
+
+
+ARCHITECTURES: dict[str, Callable[[], EDMPrecond | VPNoise]] = {"cifar10": cifar10, "fashion": fashion}
+"""Name → network with fresh parameters."""

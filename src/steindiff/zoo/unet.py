@@ -4,12 +4,7 @@ Every operation is an ordinary differentiable PyTorch function (attention goes t
 `scaled_dot_product_attention`, there is no custom autograd function and no in-place update), so the network
 can be pulled back (VJP), pushed forward (JVP), vectorised (`torch.func.vmap`) and compiled (`torch.compile`).
 
-References:
-    | U-Net: Convolutional Networks for Biomedical Image Segmentation (Ronneberger et al., 2015)
-    | https://arxiv.org/abs/1505.04597
-
-    | Denoising Diffusion Probabilistic Models (Ho et al., 2020)
-    | https://arxiv.org/abs/2006.11239
+References: Ronneberger et al. (2015), arXiv:1505.04597; Ho et al. (2020), arXiv:2006.11239.
 """
 
 from __future__ import annotations
@@ -194,9 +189,6 @@ class UNet(nn.Module):
 
     Shapes: x (B, C, H, W) in the network's dtype, c_noise (B,) in float32 or better, labels (B,) int64 in {0, …, K}
     or None → (B, C, H, W). Label K, or None, is the null label.
-
-    Args:
-        config: The shape of the network.
     """
 
     def __init__(self, config: UNetConfig) -> None:

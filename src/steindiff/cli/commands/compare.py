@@ -16,8 +16,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from steindiff._devices import device_name
 from steindiff._discovery import named
+from steindiff._environment import device_name
 from steindiff._files import folder
 from steindiff._version import __version__
 from steindiff.calibrating import Recipe

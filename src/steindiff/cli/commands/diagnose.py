@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json as jsons
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -21,113 +19,39 @@ from steindiff._discovery import named
 from steindiff._files import folder, write_bytes, write_text
 from steindiff.cli import options, subjects
 from steindiff.cli.output import print_json, progress, written
-from steindiff.comparison import CompareOptions
-from steindiff.denoisers.base import Denoiser
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
-from steindiff.loop import sample
 from steindiff.model import Model
 from steindiff.probes import check_gradient
 from steindiff.sampler import levels_for
-from steindiff.seeding import noise
 from steindiff.solvers import SOLVERS
 from steindiff.solvers.base import Solver
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 EXAMPLES = (
     "steindiff diagnose --out diagnostics",
     "steindiff diagnose --model fashion --solver ddim --grid logsnr --nfe 6 --num 8 --out diagnostics",
 )
-
-
-class Coefficients(NamedTuple):
-    """γ of every step: on states from the forward coupling, and on the run's own."""
-
-    ideal: tuple[diagnostics.Gammas, ...]
-    sampled: tuple[diagnostics.SteinGamma, ...]
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """A run to look at; the measurements other ones need are made once.
-
-    Clean images x* are the model's own many-step samples, so nothing but the model is needed.
-    """
-
-    subject: Model
-    solver: Solver
-    levels: Levels
-    seeds: range
-    iterations: int
-
-    @property
-    def generator(self) -> torch.Generator:
-        """A fresh source of randomness, the same for every measurement."""
-        return torch.Generator().manual_seed(0)
-
-    @cached_property
-    def denoiser(self) -> Denoiser:
-        """D for the seeds' labels."""
-        return self.subject.denoiser_for(self.seeds)
-
-    @cached_property
-    def start(self) -> Tensor:
-        """Initial states."""
-        return noise(self.seeds, self.subject.shape, self.levels[0]).to(self.subject.device)
-
-    def check(self) -> None:
-        """Refuse a network whose derivatives are not its own: all that follows is made of them."""
-        level = self.levels[self.levels.steps // 2]
-        one = self.denoiser.subset(slice(0, 1), len(self.seeds))
-        x = noise(self.seeds[:1], self.subject.shape, level).to(self.subject.device)
-        check_gradient(lambda z: one(z, level), x, 0.02 * level.sigma)
-
-    @cached_property
-    def clean(self) -> Tensor:
-        """The model's many-step samples."""
-        fine = GRIDS["edm"](self.subject.schedule, CompareOptions().reference_nfe)
-        x = noise(self.seeds, self.subject.shape, fine[0]).to(self.subject.device)
-        return sample(self.denoiser, x, fine, SOLVERS["dpmpp-2m"]).x
-
-    @cached_property
-    def lipschitz(self) -> diagnostics.Lipschitz:
-        """Local Lipschitz constants along the run (Fig. 4)."""
-        return diagnostics.lipschitz(
-            self.denoiser, self.start, self.levels, self.solver, self.generator, iterations=self.iterations
-        )
-
-    def certificate(self) -> diagnostics.Certificate:
-        """What they certify (Prop. 4.1)."""
-        worst = (self.lipschitz.denoiser.amax(1).tolist(), self.lipschitz.noise.amax(1).tolist())
-        return diagnostics.certificate(self.levels, *worst)
-
-    def gammas(self) -> Coefficients:
-        """γ with and without the clean image (Thms 4.3, 4.7), and what a sampler's own states make of it."""
-        flow = diagnostics.fine_flow(self.denoiser, self.subject.schedule, steps=16)
-        run = (self.denoiser, self.clean, self.levels, self.solver)
-        return Coefficients(
-            diagnostics.ideal_gammas(*run, self.generator, flow=flow), diagnostics.sampled_gammas(*run, self.generator)
-        )
-
-    def decay(self) -> diagnostics.Decay:
-        """How the error falls (Thm 4.8)."""
-        return diagnostics.decay(self.denoiser, self.clean, self.levels, self.solver, self.generator)
-
-    def oscillation(self) -> diagnostics.Oscillation:
-        """A map that neither expands nor converges (Fig. 3)."""
-        return diagnostics.oscillation(torch.ones(2), 12, 1.0, self.generator)
-
-
-DIAGNOSTICS: dict[str, tuple[Callable[[Diagnosis], Any], Callable[[Any, Axes], None]]] = {
-    "lipschitz": (lambda run: run.lipschitz, diagnostics.plot_lipschitz),
-    "certificate": (Diagnosis.certificate, diagnostics.plot_certificate),
-    "gammas": (Diagnosis.gammas, lambda found, axes: diagnostics.plot_gammas(found.ideal, axes, found.sampled)),
-    "decay": (Diagnosis.decay, diagnostics.plot_decay),
-    "oscillation": (Diagnosis.oscillation, diagnostics.plot_oscillation),
+PLOTS: dict[str, Any] = {
+    "lipschitz": diagnostics.plot_lipschitz,
+    "certificate": diagnostics.plot_certificate,
+    "gammas": diagnostics.plot_gammas,
 }
-"""What is measured and how it is drawn, by the name of the file."""
+"""How each measurement is drawn, by the name of its file."""
+
+
+def measurements(
+    model: Model, solver: Solver, levels: Levels, seeds: range, iterations: int
+) -> Iterator[tuple[str, Any]]:
+    """What a run does to errors, by name, after a check that the network's derivatives are its own."""
+    denoiser, level = model.denoiser_for(seeds), levels[levels.steps // 2]
+    one = denoiser.subset(slice(0, 1), len(seeds))
+    check_gradient(lambda z: one(z, level), model.noise(seeds[:1], level), 0.02 * level.sigma)
+    run = (denoiser, model.noise(seeds, levels[0]), levels, solver)
+    constants = diagnostics.lipschitz(*run, torch.Generator().manual_seed(0), iterations=iterations)
+    yield "lipschitz", constants
+    worst = (constants.denoiser.amax(1).tolist(), constants.noise.amax(1).tolist())
+    yield "certificate", diagnostics.certificate(levels, *worst)
+    yield "gammas", diagnostics.sampled_gammas(*run, torch.Generator().manual_seed(0))
 
 
 def plain(value: Any) -> Any:
@@ -137,7 +61,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: plain(field) for name, field in value._asdict().items()}
+        return value._asdict()
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
@@ -156,8 +80,7 @@ def command(
 ) -> None:
     """Measure what the steps of a run do to errors, and plot it: the paper's diagnostics.
 
-    Local Lipschitz constants, the contractivity certificate, γ with and without the clean image, the decay of the
-    error, and the oscillation example. Clean images are the model's own many-step samples.
+    Local Lipschitz constants, the contractivity certificate they give, and the relaxation coefficient γ of every step.
     """
     from matplotlib.figure import Figure
 
@@ -166,18 +89,15 @@ def command(
     seeds = options.seeds(num, seed)
     at_least("iterations", iterations, 1)
     subject = subjects.subject(model, guidance, device).model
-    run = Diagnosis(subject, chosen, levels_for(chosen, place, subject.schedule, nfe), seeds, iterations)
-    run.check()
+    levels = levels_for(chosen, place, subject.schedule, nfe)
     folder(out)
     found: dict[str, Any] = {}
     with progress() as bar:
-        task = bar.add_task("", total=len(DIAGNOSTICS))
-        for name, (measure, plot) in DIAGNOSTICS.items():
-            bar.update(task, description=name)
-            data = measure(run)
+        task = bar.add_task(model, total=len(PLOTS))
+        for name, data in measurements(subject, chosen, levels, seeds, iterations):
             found[name] = plain(data)
             figure = Figure(figsize=(6, 4), layout="constrained")
-            plot(data, figure.add_subplot())
+            PLOTS[name](data, figure.add_subplot())
             buffer = io.BytesIO()
             figure.savefig(buffer, format="png", dpi=150)
             write_bytes(out / f"{name}.png", buffer.getvalue())

@@ -10,7 +10,7 @@ from rich.table import Table
 
 import steindiff
 from steindiff import datasets, zoo
-from steindiff._packages import installed
+from steindiff._environment import installed
 from steindiff.cli.options import Json
 from steindiff.cli.output import print_json, show, text
 from steindiff.metrics import references
@@ -18,7 +18,7 @@ from steindiff.metrics import references
 EXAMPLES = ("steindiff doctor", "steindiff doctor --json")
 
 NEEDED = ("torch", "numpy", "safetensors", "typer", "rich", "matplotlib", "pillow")
-EXTRAS = {"diffusers": ("diffusers", "accelerate", "transformers"), "metrics": ("torchmetrics", "scipy")}
+EXTRAS = {"diffusers": ("diffusers", "accelerate", "transformers")}
 """Packages needed, and those of the optional extras, as in pyproject.toml."""
 
 
@@ -63,7 +63,6 @@ def examination() -> dict[str, dict[str, str]]:
         "offline": {
             **{f"model {name}": weights(name) for name in zoo.names()},
             "reference statistics": ", ".join(sorted(path.stem for path in references.FOLDER.glob("*.npz"))),
-            **{f"dataset {name}": cached(f"{name}-train.safetensors") for name in datasets.SOURCES},
             "Inception network": cached("inception-2015-12-05.pt"),
         },
     }

@@ -19,6 +19,7 @@ from steindiff._distributed import gather, rank
 from steindiff.cli import options, subjects
 from steindiff.cli.output import note, print_json, progress, show, text
 from steindiff.comparison import CompareOptions, many_steps, other, run
+from steindiff.images import Archive, Folder, Pictures
 from steindiff.metrics import (
     LPIPS,
     EfficientNetFeatures,
@@ -36,15 +37,15 @@ from steindiff.metrics import (
     spread,
 )
 from steindiff.metrics.intervals import bias, distance
-from steindiff.pictures import Archive, Folder, Pictures, Stack
+from steindiff.model import fingerprint_gap
 from steindiff.production import Images
-from steindiff.production.manifest import MANIFEST, same_model
+from steindiff.production.manifest import MANIFEST, SAME_MODEL
 from steindiff.yardsticks import by_inception, by_random_features
 
 EXAMPLES = (
     "steindiff evaluate samples --reference cifar10-train",
     "steindiff evaluate samples/images.npz --reference real-images --metrics fid,kid,precision-recall --json",
-    "steindiff evaluate samples --reference cifar10 --metrics fid,is,fd-dinov2 --device cuda --batch 200",
+    "steindiff evaluate samples --reference cifar10-train --metrics fid,is --device cuda --batch 200",
     "torchrun --nproc_per_node=8 -m -- steindiff.cli evaluate fifty-thousand --reference cifar10-train --metrics fid",
 )
 
@@ -66,12 +67,7 @@ class NotMeasured(Exception):
 
 
 def pictures(path: Path) -> Pictures:
-    """Images of a set made by `steindiff sample`, of a `.npz` file, or of a folder.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it holds no images, is damaged, or a set is incomplete.
-    """
+    """Images of a set made by `steindiff sample`, of a `.npz` file, or of a folder."""
     if (path / MANIFEST).exists():
         return Images(path)
     return Archive(path) if path.suffix == ".npz" else Folder(path)
@@ -87,15 +83,8 @@ class Seen(NamedTuple):
 class Evaluation:
     """Samples, what they are compared with, and features of both, made when first needed.
 
-    With a process group, each process sees a part of the images, and all of them find the same.
-
-    Args:
-        samples: the images to measure.
-        reference: name of shipped statistics or of a dataset, or a path as `pictures` takes it; None: nothing.
-        device: where the networks run.
-        batch: images at a time.
-        keep: whether a measure needs all features; otherwise one batch at a time is in memory.
-        model: what made the samples, as `--model` takes it; None: what their manifest names.
+    With a process group, each process sees a part of the images, and all of them find the same. `keep` is set where a
+    measure needs all features; otherwise one batch at a time is in memory.
     """
 
     def __init__(
@@ -111,17 +100,11 @@ class Evaluation:
 
     @property
     def real(self) -> Pictures:
-        """The reference's images.
-
-        Raises:
-            NotMeasured: if there are none, but statistics at most.
-        """
+        """The reference's images."""
         if self.reference is None:
             raise NotMeasured("needs --reference")
-        if self.reference in datasets.SOURCES:
-            return Stack(datasets.load(self.reference).images)
         if self.reference in SHIPPED:
-            raise NotMeasured(f"{self.reference} holds statistics only; give a folder, a .npz file or a dataset's name")
+            raise NotMeasured(f"{self.reference} holds statistics only; give a folder or a .npz file of its images")
         return pictures(Path(self.reference))
 
     @cached_property
@@ -133,11 +116,7 @@ class Evaluation:
             raise NotMeasured(str(error)) from error
 
     def see(self, images: Pictures, network: Callable[[Tensor], Tensor], keep: bool = False) -> Seen:
-        """Look at images through a network.
-
-        Raises:
-            ValueError: if there are fewer batches than processes.
-        """
+        """Look at images through a network."""
         world = rank().world
         if len(images) <= self.batch * (world - 1):
             raise ValueError(
@@ -187,11 +166,7 @@ class Evaluation:
         return value
 
     def own(self) -> dict[str, float]:
-        """Distance to the model's own many-step samples of other seeds, beside its floor; and what the same seeds say.
-
-        Raises:
-            NotMeasured: if it is not known what made the samples.
-        """
+        """Distance to the model's own many-step samples of other seeds beside its floor, and what equal seeds say."""
         manifest = self.samples.manifest if isinstance(self.samples, Images) else None
         name = self.model or (None if manifest is None else str(manifest.recipe["model"]))
         if name is None or rank().world > 1:
@@ -202,7 +177,7 @@ class Evaluation:
         except ValueError as error:
             raise NotMeasured(f"{error}; name with --model what made the images") from error
         model, num = found.model, min(len(self.samples), OWN[self.device.partition(":")[0]])
-        if manifest is not None and not same_model(manifest.fingerprint, model.fingerprint):
+        if manifest is not None and fingerprint_gap(model.fingerprint, manifest.fingerprint) > SAME_MODEL:
             raise NotMeasured(f"{name} is not the model that made these images; name it with --model")
         seeds = range(num) if manifest is None else manifest.seeds[:num]
         parts = islice(self.samples.batches(self.batch), -(-num // self.batch))
@@ -287,8 +262,7 @@ def command(
     reference: Annotated[
         str | None,
         typer.Option(
-            help=f"What to compare with: shipped statistics ({', '.join(SHIPPED)}, FID only), a dataset "
-            f"({', '.join(datasets.SOURCES)}, downloaded once), a folder or a .npz file."
+            help=f"What to compare with: shipped statistics ({', '.join(SHIPPED)}, FID only), a folder or a .npz file."
         ),
     ] = None,
     metrics: Annotated[

@@ -33,11 +33,7 @@ TOGETHER = True
 
 
 def choose(model: Model, method: str, solver: Solver, nfe: int) -> Sampler:
-    """How to sample.
-
-    Raises:
-        ValueError: if the method is unknown or there is no calibration for it.
-    """
+    """How to sample."""
     made = named("method", method, default_methods()).sampler(model, solver, nfe)
     if made is None:
         guidance = model.conditions.get("guidance", 1.0)

@@ -6,7 +6,7 @@ does not own among the modules already imported, and looks for their base classe
 
 from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin
 
-from steindiff.calibration_set import CalibrationSet
+from steindiff.calibration import CalibrationSet
 from steindiff.integrations.diffusers.export import ClassConditionalPipeline, ZooUNet2DModel, export
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.networks import denoiser

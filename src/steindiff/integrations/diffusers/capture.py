@@ -70,11 +70,7 @@ CHANGING: dict[str, tuple[Any, ...]] = {
 
 
 def network_of(pipe: Any) -> nn.Module:
-    """The network a pipeline evaluates at every step, or at the first ones.
-
-    Raises:
-        ValueError: if the pipeline has none, or several that take turns in a way that is not known.
-    """
+    """The network a pipeline evaluates at every step, or at the first ones."""
     later = later_of(pipe)
     found = [name for name in NETWORKS if pipe.components.get(name) not in (None, later)]
     if len(found) != 1:
@@ -128,16 +124,9 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 @dataclass(frozen=True)
 class Asked:
-    """One call of a network.
+    """One call of a network: its other arguments, state `(rows, *)`, whether that was a list, time and answer.
 
-    Attributes:
-        module: the network.
-        conditions: its arguments by name, without state and time.
-        state: what it was given for the state; `(rows, *)`, stacked if it takes a list.
-        listed: whether it takes a list.
-        time: the time it was told.
-        output: its answer.
-        side: the call of another network that made some of the conditions.
+    `side` is the call of another network that made some of the conditions.
     """
 
     module: nn.Module
@@ -157,15 +146,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One step of a pipeline.
+    """One step of a pipeline: the network's calls, what was made of them and handed to the scheduler, and the states.
 
-    Attributes:
-        calls: of the network.
-        model_output: what the pipeline made of the outputs and handed to the scheduler.
-        timestep: the scheduler's timestep.
-        sample: the state.
-        scaled: the state as the scheduler would have it given to the network.
-        result: the state after the step.
+    `scaled` is the state as the scheduler would have it given to the network, `result` the state after the step.
     """
 
     calls: tuple[Asked, ...]
@@ -259,12 +242,7 @@ class Recording:
 class Capture:
     """A pipeline's denoiser under the conditions of one call of the pipeline, or of several for a few prompts each.
 
-    Attributes:
-        family: what the numbers mean.
-        parts: the network's calls and their guidance, for each call of the pipeline.
-        shape: of one sample.
-        device: where the pipeline keeps its state.
-        batch: samples in one call of the network, at most.
+    `parts` are the network's calls and their guidance for each; `shape` is one sample's, `batch` the most in one call.
     """
 
     family: Family
@@ -326,16 +304,7 @@ def guidances(parts: Sequence[Tensor], guided: Tensor, settings: Mapping[str, An
 
 
 def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
-    """The guidance that reproduces a recorded step, and for how many samples the step was.
-
-    Args:
-        pipe: the pipeline.
-        record: one step.
-        settings: the arguments of the pipeline's call, defaults included.
-
-    Raises:
-        ValueError: if none does.
-    """
+    """The guidance that reproduces a recorded step, and for how many samples the step was."""
     total, rows = sum(len(call.state) for call in record.calls), len(record.sample)
     embedded = record.calls[0].conditions.get("guidance")
     embedded = float(embedded.flatten()[0]) if isinstance(embedded, Tensor) else None
@@ -362,11 +331,7 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
 
 
 def time_of(pipe: Any, steps: Sequence[Recorded], calls: Sequence[Asked]) -> Time:
-    """The time a network is told, in one call a step, as a function of the scheduler's timesteps.
-
-    Raises:
-        ValueError: if no affine function gives all of them, or a network is told several times at once.
-    """
+    """The time a network is told, in one call a step, as a function of the scheduler's timesteps."""
     t = torch.tensor([step.timestep for step in steps], dtype=torch.float64)
     told = torch.stack([call.time.double().flatten()[0].cpu() for call in calls])
     for call in calls:
@@ -394,17 +359,7 @@ def time_of(pipe: Any, steps: Sequence[Recorded], calls: Sequence[Asked]) -> Tim
 
 
 def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
-    """How a call was given the state.
-
-    Args:
-        pipe: the pipeline.
-        call: one call.
-        scaled: the states, one for each sample.
-        copies: under how many conditions each was evaluated.
-
-    Raises:
-        ValueError: if the network was not given the state.
-    """
+    """How a call was given the state."""
     given, states = call.state, torch.cat([scaled.to(call.state.dtype)] * copies)
     shape = tuple(given.shape[1:])
     tolerance = 2.0 * torch.finfo(given.dtype).eps
@@ -426,17 +381,7 @@ def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
 
 
 def rebuild(pipe: Any, steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layout | None) -> Guided:
-    """The network's calls of a step as a function of state and time.
-
-    Args:
-        pipe: the pipeline.
-        steps: at least two.
-        settings: the arguments of the pipeline's call, defaults included.
-        layout: of the state; None: not known.
-
-    Raises:
-        ValueError: if the steps cannot be rebuilt.
-    """
+    """The network's calls of a step as a function of state and time."""
     name = f"pipe = {type(pipe).__name__}"
     if len(steps) < 2:
         raise ValueError(
@@ -471,11 +416,7 @@ def rebuild(pipe: Any, steps: Sequence[Recorded], settings: Mapping[str, Any], l
 
 
 def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded]) -> None:
-    """Refuse a rebuilt network whose arguments or outputs are not what the pipeline had in step i.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuse a rebuilt network whose arguments or outputs are not what the pipeline had in step i."""
     name, record, samples = f"pipe = {type(pipe).__name__}", steps[i], network.calls[0].batch
     if i and not torch.equal(steps[i - 1].result[:samples].to(record.sample.dtype), record.sample[:samples]):
         raise ValueError(
@@ -528,11 +469,7 @@ def with_sides(calls: Iterable[tuple[Call, Asked]]) -> Iterator[tuple[Call, Aske
 
 
 def check_network(pipe: Any, network: Guided, record: Recorded) -> None:
-    """Refuse a network that answers differently when it is asked again.
-
-    Raises:
-        ValueError: saying by how much.
-    """
+    """Refuse a network that answers differently when it is asked again."""
     for call, asked in with_sides(zip(network.calls, record.calls, strict=True)):
         arguments = asked.arguments()
 
@@ -553,11 +490,7 @@ def check_network(pipe: Any, network: Guided, record: Recorded) -> None:
 
 
 def dealing(pipe: Any, network: Guided, record: Recorded, batch: int) -> Guided:
-    """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size.
-
-    Raises:
-        ValueError: if no known way does.
-    """
+    """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size."""
     samples = network.calls[0].batch
     rows = (samples - 1,) if samples > 1 or batch == 1 else (0, 0)
     x = record.scaled[list(rows)]
@@ -620,11 +553,7 @@ def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
 
 
 def record(pipe: Any, scheduler: Any, call: Mapping[str, Any]) -> Recording:
-    """Run a pipeline once and record it.
-
-    Raises:
-        ValueError: if it does not run with this scheduler, or not in steps that call the network.
-    """
+    """Run a pipeline once and record it."""
     name = f"pipe = {type(pipe).__name__}"
     recording = Recording(pipe)
     before = pipe.scheduler
@@ -643,17 +572,7 @@ def record(pipe: Any, scheduler: Any, call: Mapping[str, Any]) -> Recording:
 
 
 def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Capture:
-    """Run a few steps of a pipeline and rebuild its denoiser.
-
-    Args:
-        pipe: the pipeline; it is left as it was.
-        scheduler: the scheduler to run it with, of the family of the pipeline's own.
-        batch: samples at a time, at most.
-        call: arguments of the pipeline's call.
-
-    Raises:
-        ValueError: if the pipeline has no network, or what it does with the network's outputs cannot be rebuilt.
-    """
+    """Run a few steps of a pipeline and rebuild its denoiser."""
     module, name = network_of(pipe), f"pipe = {type(pipe).__name__}"
     for key, still in CHANGING.items():
         if call.get(key, still[0]) not in still:

@@ -32,20 +32,9 @@ class ZooOutput(NamedTuple):
 
 
 class ZooUNet2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    r"""The raw U-Net F(x, a t + b, label) as a diffusers model.
+    r"""The raw U-Net F(x, a t + b, label) as a diffusers model; label K, and no label, is the null label.
 
-    Args:
-        shape: `(C, H, W)`.
-        num_classes: K; label K, and no label, is the null label.
-        channels: this and the following as in `steindiff.zoo.UNetConfig`: width of each resolution.
-        blocks: residual blocks per resolution.
-        attention: which resolutions attend.
-        head: width of an attention head.
-        embedding: width of the condition.
-        groups: of the group normalisations.
-        octaves: range of the frequencies that embed the time.
-        time_scale: a; the scheduler's timestep t reaches the network as a t + b.
-        time_shift: b.
+    Arguments as in `steindiff.zoo.UNetConfig`; `time_scale` is a, `time_shift` b, t the scheduler's timestep.
     """
 
     @register_to_config
@@ -89,12 +78,7 @@ class ZooUNet2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
 
 
 class ClassConditionalPipeline(DiffusionPipeline):
-    """Images by label from a `ZooUNet2DModel` and any scheduler, with classifier-free guidance.
-
-    Args:
-        unet: the network.
-        scheduler: the scheduler.
-    """
+    """Images by label from a `ZooUNet2DModel` and any scheduler, with classifier-free guidance."""
 
     model_cpu_offload_seq = "unet"  # type: ignore[assignment]
 
@@ -160,10 +144,6 @@ def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None
     Args:
         network: from `steindiff.zoo.load`; its parameters are shared, not copied.
         calibration: installed, e.g. one that ships with the network; None: plain DPM-Solver++(2M).
-
-    Raises:
-        ValueError: if the calibration is of another model, of a guided one, or of a solver diffusers has no scheduler
-            for.
     """
     time = {} if isinstance(network, EDMPrecond) else {"time_scale": 2.0 / network.steps, "time_shift": -1.0}
     with torch.device("meta"):

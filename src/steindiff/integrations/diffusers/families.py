@@ -36,7 +36,8 @@ from steindiff.denoisers import (
     StaticThreshold,
     Velocity,
 )
-from steindiff.denoisers.prediction import Network, Prediction
+from steindiff.denoisers.base import Network
+from steindiff.denoisers.prediction import Prediction
 from steindiff.levels import Level, Levels
 from steindiff.schedules import EDM, Discrete, Flow, Schedule
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
@@ -46,12 +47,7 @@ PREDICTIONS: dict[str, type[Prediction]] = {"epsilon": Epsilon, "sample": X0, "v
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """What a family of schedulers means by its numbers.
-
-    Args:
-        config: the scheduler's configuration.
-        schedule: the forward process the network was trained on; its time is the level's `t`.
-    """
+    """What a family of schedulers means by its numbers; the schedule's time is the level's `t`."""
 
     config: Mapping[str, Any]
     schedule: Schedule
@@ -73,11 +69,7 @@ class Family(ABC):
         """The denoiser of a network that takes this family's timesteps."""
 
     def denoiser(self, network: Network) -> Denoiser:
-        """The denoiser of `network`, thresholded if the configuration asks for it.
-
-        Args:
-            network: `(B, *)` states as a pipeline would pass them and `(B,)` timesteps to an output `(B, *)`.
-        """
+        """The denoiser of `network`, which takes a pipeline's states and timesteps; thresholded if configured so."""
         denoiser = self.predict(network)
         if self.config.get("thresholding"):
             return DynamicThreshold(
@@ -201,11 +193,7 @@ def settings_of(scheduler: Any) -> dict[str, Any]:
 
 
 def family_of(scheduler: Any) -> Family:
-    """The family of a diffusers scheduler, stock or ours.
-
-    Raises:
-        ValueError: if the scheduler belongs to none that is known.
-    """
+    """The family of a diffusers scheduler, stock or ours."""
     config, name = settings_of(scheduler), type(scheduler).__name__
     if hasattr(scheduler, "precondition_noise") and "sigma_data" in config:
         # What EDM networks are told is 0 at σ = 1, what Stable Audio's are told is 1/2.
@@ -235,10 +223,6 @@ def same_process(old: Any, new: Any) -> bool:
 
     Variance preserving: the same ᾱ_t at every t, to 1e-6 and to 1 % of themselves. Flow matching: the same direction
     and unit of time (a shift moves the grid only). EDM: the same σ_data and time.
-
-    Args:
-        old: a scheduler.
-        new: another one.
     """
     a, b = family_of(old), family_of(new)
     if type(a) is not type(b):
@@ -259,14 +243,6 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
     `from_config` drops what was a default in the source, whatever the default of the new class; here the whole
     configuration is handed on. A process the new class has no setting for (CogVideoX's shifted SNR) is handed on as its
     betas.
-
-    Args:
-        scheduler: where the process comes from.
-        host: the class.
-        settings: go before the source's.
-
-    Raises:
-        ValueError: if the class cannot have the process.
     """
     # With its class's name the settings only that class knows are carried along without a warning.
     config = {**scheduler.config, "_class_name": type(scheduler).__name__}
@@ -287,11 +263,7 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
 
 
 def dpm_solver(config: Mapping[str, Any]) -> Solver:
-    """DPM-Solver++ as a configuration describes it.
-
-    Raises:
-        ValueError: if the configuration asks for a variant that is stochastic or not DPM-Solver++ in midpoint form.
-    """
+    """DPM-Solver++ as a configuration describes it."""
     require(config, "algorithm_type", "dpmsolver++")
     require(config, "solver_type", "midpoint")
     require(config, "euler_at_final", False)
@@ -299,12 +271,7 @@ def dpm_solver(config: Mapping[str, Any]) -> Solver:
 
 
 def unipc_solver(config: Mapping[str, Any]) -> Solver:
-    """UniPC as a configuration describes it.
-
-    Raises:
-        ValueError: if the configuration works on ε, swaps the predictor, disables the corrector here and there, or
-            makes diffusers' bh1 step to σ = 0, where it is NaN.
-    """
+    """UniPC as a configuration describes it."""
     require(config, "predict_x0", True)
     require(config, "solver_p", None)
     require(config, "disable_corrector", [])

@@ -12,12 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Tokens:
-    r"""Transformers such as Flux keep a latent `(C, *, H, W)` as tokens, each a p×p patch of all channels of one frame.
-
-    Args:
-        shape: of the latent, `(C, H, W)` or `(C, F, H, W)`.
-        patch: p.
-    """
+    r"""Transformers such as Flux keep a latent `(C, *, H, W)` as tokens, each a p×p patch of all channels."""
 
     shape: tuple[int, ...]
     patch: int
@@ -61,11 +56,7 @@ Layout = Tokens | ChannelsAt
 
 
 def layout_of(state: Sequence[int], shape: Sequence[int]) -> Layout:
-    """How a state of shape `state` stands for samples of shape `shape`, both without the batch axis.
-
-    Raises:
-        ValueError: if it cannot.
-    """
+    """How a state of shape `state` stands for samples of shape `shape`, both without the batch axis."""
     state, shape = tuple(state), tuple(shape)
     for axis in range(len(state)):
         if (*shape[1 : axis + 1], shape[0], *shape[axis + 1 :]) == state:
@@ -83,10 +74,7 @@ def layout_from(
 ) -> Layout | None:
     """The layout of a recorded state, found by what the pipeline itself did; None if it cannot be told.
 
-    Args:
-        state: the state's shape without the batch axis.
-        channels: how many channels a sample may have.
-        packed: latents that the pipeline made tokens of, and the tokens.
+    `packed` are latents that the pipeline made tokens of, and the tokens; `channels` how many a sample may have.
     """
     state = tuple(state)
     for latents, tokens in packed:

@@ -64,7 +64,8 @@ def by_row(value: Tensor, rows: Tensor, batch: int) -> Tensor:
 def by_group(value: Tensor, rows: Tensor, batch: int) -> Tensor:
     """As many rows for each sample, one after the other, as where every frame has its own."""
     if value.ndim and len(value) > batch and len(value) % batch == 0:
-        return value.unflatten(0, (batch, -1))[rows].flatten(0, 1)
+        grouped: Tensor = value.unflatten(0, (batch, -1))
+        return grouped[rows].flatten(0, 1)
     return by_row(value, rows, batch)
 
 
@@ -82,13 +83,8 @@ PICKS: tuple[Pick, ...] = (by_row, by_group, by_column)
 def picked(value: Any, rows: Tensor, batch: int, pick: Pick, *, tables: bool = False, listed: bool = False) -> Any:
     """The rows of everything that has one for each of `batch` samples, in nested containers too.
 
-    Args:
-        value: a condition.
-        rows: which rows.
-        batch: how many there are.
-        pick: how tensors keep them.
-        tables: whether tensors in lists are tables of positions, which all samples share.
-        listed: whether the model takes a list of samples, so that its lists are rows as well.
+    With `tables`, tensors in lists are tables of positions, which all samples share; with `listed`, lists are rows as
+    well, since the model takes a list of samples.
     """
     if isinstance(value, Tensor):
         return pick(value, rows.to(value.device), batch)
@@ -112,11 +108,7 @@ def answer(output: Any) -> Any:
 
 
 def fitted(output: Any, shape: Sequence[int]) -> Tensor:
-    """A model's answer for states of `shape`: without predicted variances, appended channels and tokens, single axes.
-
-    Raises:
-        ValueError: if the answer is smaller than the state.
-    """
+    """A model's answer for states of `shape`: without variances, appended channels and tokens, and single axes."""
     out = torch.stack(list(output)) if isinstance(output, list | tuple) else output
     while out.ndim > 1 + len(shape) and 1 in out.shape[1:]:
         out = out.squeeze(1 + list(out.shape[1:]).index(1))
@@ -157,14 +149,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Time:
-    """The time a model is told, from a scheduler's timestep: offset + unit · timestep.
+    """The time a model is told, from a scheduler's timestep: offset + unit · timestep; `shape` is one sample's.
 
-    Args:
-        unit: what the timestep is multiplied with.
-        offset: what is then added.
-        shape: of one sample's time: `()`, or the tokens' own times.
-        dtype: of the time.
-        early: whether the timestep is rounded to `dtype` first, rather than the result.
+    With `early` the timestep is rounded to `dtype` first, rather than the result.
     """
 
     unit: float = 1.0
@@ -259,9 +246,7 @@ class Guidance:
         normalised: whether o is given the norm of c.
         sign: −1 where the model's output is the negative of what the scheduler is handed.
 
-    References:
-        Classifier-Free Diffusion Guidance (Ho & Salimans, 2022), arXiv:2207.12598;
-        Common Diffusion Noise Schedules and Sample Steps are Flawed (Lin et al., 2024), arXiv:2305.08891.
+    References: Ho & Salimans (2022), arXiv:2207.12598; Lin et al. (2024), arXiv:2305.08891.
     """
 
     copies: int = 1
@@ -295,13 +280,8 @@ class Guidance:
 class Guided:
     """Calls of a model and how their outputs are combined: a function of state and time.
 
-    Args:
-        calls: made one after the other.
-        guidance: combines all their outputs, in order.
-        samples: whose conditions to use for the rows of a batch, which must be as many; None: 0, 1, …
-        layout: how the model keeps what the state stands for; None: as it is.
-        later: the calls of another model, which takes over below a timestep; None: there is none.
-        below: that timestep.
+    Row k of a batch has the conditions of `samples[k]`, by default k; `layout` says how the model keeps the state.
+    Below the timestep `below` the calls `later` of another model take over.
     """
 
     calls: tuple[Call, ...]
@@ -327,12 +307,9 @@ class Guided:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Samples under the conditions of several calls of a pipeline, each of which was made for a few prompts.
+    """Samples under the conditions of several calls of a pipeline, each made for a few prompts.
 
-    Args:
-        parts: one for each call of the pipeline.
-        samples: whose conditions to use for the rows of a batch: sample s has those of prompt s mod their number.
-        batch: samples in one call of the model, at most.
+    Sample s has the conditions of prompt s mod their number; at most `batch` samples go into one call of the model.
     """
 
     parts: tuple[Guided, ...]
@@ -362,9 +339,6 @@ def denoiser(module: nn.Module, scheduler: Any, **conditions: Any) -> Denoiser:
         scheduler: any scheduler of the model's repository; its configuration says what the model predicts.
         conditions: further arguments of the model (`class_labels`, `encoder_hidden_states`, …), tensors with one row
             for all samples or one for each of a batch.
-
-    Raises:
-        ValueError: if the scheduler is of no known family or the prediction type of no known kind.
     """
     rows = {len(value) for value in conditions.values() if isinstance(value, Tensor) and value.ndim}
     return family_of(scheduler).denoiser(Guided((Call(module, conditions, batch=max(rows, default=1)),)))

@@ -16,7 +16,7 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -31,10 +31,8 @@ from steindiff._progress import bar
 from steindiff._serialization import decode
 from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
-from steindiff.calibration import Calibration
-from steindiff.calibration_set import CalibrationSet
-from steindiff.grids.explicit import Explicit
-from steindiff.grids.logsnr import LogSNR
+from steindiff.calibration import Calibration, CalibrationSet
+from steindiff.grids.rules import Explicit, LogSNR
 from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, modules_of, parts_of
 from steindiff.integrations.diffusers.families import (
     ArctanFamily,
@@ -72,11 +70,7 @@ SAID = 2**30
 
 
 def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
-    """The scheduler class that runs `solver`, and the settings that make it do so.
-
-    Raises:
-        ValueError: if none does.
-    """
+    """The scheduler class that runs `solver`, and the settings that make it do so."""
     if isinstance(solver, DPMSolverMultistep):
         settings = {
             "algorithm_type": "dpmsolver++",
@@ -108,9 +102,6 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Cal
         scheduler: any scheduler of a known family.
         solver: what to run.
         calibration: put into it; None: plain, to σ = 0.
-
-    Raises:
-        ValueError: if diffusers has no scheduler for the two, or the calibration does not fit them.
     """
     family = family_of(scheduler)
     if isinstance(family, ArctanFamily):
@@ -203,12 +194,7 @@ Told = Callable[[Progress], bool | None]
 
 @contextmanager
 def shown(progress: bool | Told, total: float) -> Iterator[Callable[[float], Told]]:
-    """A bar with the time left, or whoever was given; yields a function from the work of a stage to its listener.
-
-    Args:
-        progress: whether to draw, or whom to tell.
-        total: all the work.
-    """
+    """A bar with the time left, or whoever was given; yields a function from the work of a stage to its listener."""
     with bar("calibrating", total, shown=progress is True) as advance:
         begun = done = 0.0
 
@@ -257,9 +243,6 @@ def calibrate(
         progress: show a bar with the time left; or a function that is told the `Progress` and may return False to
             stop. Stopping, or Ctrl-C, keeps the best so far.
         call: arguments of the pipeline's call: `guidance_scale`, `height`, `prompt_embeds`, `class_labels`, …
-
-    Raises:
-        ValueError: if the pipeline's step cannot be rebuilt, or an argument is out of range.
     """
     if prompts is not None:
         call["prompt"] = list(prompts)
@@ -315,11 +298,7 @@ def model_of(pipe: Any, captured: Capture, name: str = "") -> Model:
 
 
 def pictures(pipe: Any, shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor] | None, int]:
-    """How a pipeline's samples become images in [−1, 1], None where they are images already; and their channels.
-
-    Raises:
-        ValueError: if they are latents of an autoencoder that is not known here, or no images at all.
-    """
+    """How a pipeline's samples become images in [−1, 1], None where they are images already; and their channels."""
     coder: Any = pipe.components.get("vae") or pipe.components.get("vqvae")
     if coder is None and len(shape) == 3 and shape[0] in (1, 3):
         return None, shape[0]
@@ -391,10 +370,6 @@ class GuidanceGuard:
     """Looks at every step of a run: are the network's outputs combined as the calibration knows it?
 
     Every copy of a scheduler has one of its own, and minds the calls of the thread its run began in.
-
-    Args:
-        pipe: the pipeline, asked for its guidance scale.
-        modules: the networks it evaluates, as in `modules_of`.
     """
 
     def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
@@ -408,7 +383,7 @@ class GuidanceGuard:
         self._embedded: float | None = None
         told = functools.partial(called, weakref.ref(self))
         hooks = [module.register_forward_hook(told, with_kwargs=True) for module in modules.values()]
-        self.remove = weakref.finalize(self, lambda: [hook.remove() for hook in hooks])
+        self.remove = weakref.finalize(self, removed, hooks)
         GUARDS.add(self)
 
     @property
@@ -435,11 +410,7 @@ class GuidanceGuard:
         self._embedded = None if embedded is None else float(embedded.flatten()[0])
 
     def check(self, model_output: Tensor) -> None:
-        """Compare, and let go of the outputs.
-
-        Raises:
-            ValueError: if the network did not run, or the guidance is another one.
-        """
+        """Compare, and let go of the outputs."""
         if self.armed is None:
             return
         outputs, control = self._outputs, self._control
@@ -475,6 +446,12 @@ class GuidanceGuard:
         return type(None), ()  # another process has another network: call stabilize there
 
 
+def removed(hooks: Iterable[Any]) -> None:
+    """Take forward hooks off their networks."""
+    for hook in hooks:
+        hook.remove()
+
+
 def called(
     guard: weakref.ref[GuidanceGuard], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
@@ -491,11 +468,7 @@ def strengths(arguments: Mapping[str, Any]) -> list[float]:
 
 
 def guidance_known(calibration: Calibration, name: str = "guidance") -> Guidance:
-    """The guidance a calibration was measured with, by the name of the condition.
-
-    Raises:
-        ValueError: if what it records is not one.
-    """
+    """The guidance a calibration was measured with, by the name of the condition."""
     known: Guidance = decode(name, calibration.conditions.get(name), Guidance)
     if known.copies not in (1, 2) or known.conditional not in range(known.copies):
         raise ValueError(f"{name} must combine 1 or 2 conditions, got {known}")
@@ -562,11 +535,7 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
 
 
 def check_network(calibration: Calibration, pipe: Any) -> None:
-    """Refuse networks the calibration was not measured on, or a calibration that does not say on which it was.
-
-    Raises:
-        ValueError: naming what differs, and what to do.
-    """
+    """Refuse networks the calibration was not measured on, or a calibration that does not say on which it was."""
     conditions, modules = calibration.conditions, modules_of(pipe)
     missing = [name for name in ("network", "guidance") if not isinstance(conditions.get(name), dict)]
     if missing:

@@ -12,8 +12,7 @@ import torch
 
 from steindiff._progress import bar
 from steindiff._version import __version__
-from steindiff.calibration import Calibration
-from steindiff.calibration_set import CalibrationSet
+from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.integrations.diffusers.capture import chunks
 from steindiff.integrations.diffusers.pipelines import all_of, scheduler_for, stabilize
 from steindiff.report import Entry, Report, of_images
@@ -41,9 +40,6 @@ def report(
         many: steps of the last row, to which the distance of the others is given.
         progress: show a bar with the time left.
         call: arguments of the pipeline's call, those it was calibrated with.
-
-    Raises:
-        ValueError: if the calibration does not fit, or the pipeline makes no images.
     """
     if prompts is not None:
         call["prompt"] = list(prompts)

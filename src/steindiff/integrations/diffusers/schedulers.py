@@ -22,9 +22,9 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -39,18 +39,19 @@ from diffusers.utils import logging
 from torch import Tensor
 
 from steindiff._checks import Within, integer
-from steindiff.averages import PerSample
-from steindiff.calibration import Calibration
-from steindiff.calibration_set import CalibrationSet
-from steindiff.corrections.relaxation import Normalised, Relaxation
+from steindiff.calibration import Calibration, CalibrationSet
+from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
 from steindiff.integrations.diffusers.layouts import layout_of
 from steindiff.levels import Level, Levels
-from steindiff.probes.analytic import Analytic
+from steindiff.probes.modes import Analytic
 from steindiff.solvers import Solver
 from steindiff.tableau import Proposal, Row, Step, Tableau
+
+if TYPE_CHECKING:
+    from steindiff.integrations.diffusers.pipelines import GuidanceGuard
 
 logger = logging.get_logger(__name__)
 
@@ -64,40 +65,6 @@ PUBLIC = "steindiff.integrations.diffusers"
 """Where the classes say they live: pipelines record it and look for `SchedulerMixin` there when they are loaded."""
 
 
-class Rule(Protocol):
-    """What a scheduler can apply: the next state from state, candidate and the latest denoised images alone."""
-
-    def apply(
-        self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor], start: int
-    ) -> Tensor:
-        """The state after step i of a run begun at level `start`; the candidate where there is nothing to correct."""
-
-
-class Guard(Protocol):
-    """What watches whether a run is one the calibration was measured for."""
-
-    def arm(self, calibration: Calibration) -> None:
-        """A run begins, with this calibration."""
-
-    def check(self, model_output: Tensor) -> None:
-        """A step begins; raise if the run is another one."""
-
-    @property
-    def scale(self) -> float | None:
-        """The guidance scale of the run that begins, where the pipeline says."""
-
-
-class NoDenoiser(Denoiser):
-    """The network a scheduler does not have."""
-
-    def __call__(self, x: Tensor, level: Level) -> Tensor:
-        raise RuntimeError("a scheduler has no network to evaluate")
-
-    @property
-    def calls(self) -> int:
-        return 0
-
-
 @dataclass(frozen=True)
 class PrecomputedStep(Step):
     """A step somebody else took: the candidate is known, and so is the weight of x in it."""
@@ -108,23 +75,17 @@ class PrecomputedStep(Step):
         return Proposal(self.candidate, ())
 
 
-class Analytical:
-    """The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch.
+ANALYTICAL = Relaxation(probe=Analytic(), per_sample=True, normalised=True)
+"""The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch.
 
-    On x/α, since the terms in 1/α of the paper's own coordinates are noise where α is small (docs/reproduction.md).
-    """
+On x/α, since the terms in 1/α of the paper's own coordinates are noise where α is small (docs/reproduction.md)."""
 
-    def __init__(self) -> None:
-        self.relaxation = Relaxation(probe=Analytic(), average=PerSample(), coordinates=Normalised())
 
-    def apply(
-        self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor], start: int
-    ) -> Tensor:
-        """Relax the candidate: (1 − γ) x + γ T."""
-        # All hosts here work on the denoised image: the weight of x in T is σ_t/σ_s.
-        slope = levels[i + 1].sigma / levels[i].sigma
-        step = PrecomputedStep(Tableau((), Row(x=slope)), NoDenoiser(), candidate=candidate)
-        return self.relaxation(step, x, levels, i).x
+def relaxed(i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
+    """The candidate of step i relaxed, (1 − γ) x + γ T: the weight of x in T is σ_t/σ_s in all hosts here."""
+    slope = levels[i + 1].sigma / levels[i].sigma
+    nobody = cast(Denoiser, None)  # a scheduler has no network, and this step asks none
+    return ANALYTICAL(PrecomputedStep(Tableau((), Row(x=slope)), nobody, candidate=candidate), x, levels, i).x
 
 
 class Corrected:
@@ -132,11 +93,11 @@ class Corrected:
 
     stock: ClassVar[type[Any]]
     solver: ClassVar[Callable[[Mapping[str, Any]], Solver]]
-    _stein_rule: Rule | None = None
+    _stein_rule: Replay | Relaxation | None = None
     _stein_levels: Levels | None = None
     _stein_set: CalibrationSet | None = None
     _stein_calibration: Calibration | None = None
-    _stein_guard: Guard | None = None
+    _stein_guard: GuidanceGuard | None = None
     _stein_denoised: tuple[Tensor, ...] = ()
     _stein_start: int = 0
     _stein_said: frozenset[str] = frozenset()
@@ -152,11 +113,7 @@ class Corrected:
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """As in diffusers; the configuration of a flow-matching scheduler gives one for flow matching.
-
-        Raises:
-            ValueError: if the stock class knows no flow matching.
-        """
+        """As in diffusers; the configuration of a flow-matching scheduler gives one for flow matching."""
         if isinstance(config, Mapping) and "shift" in config and "beta_schedule" not in config:
             if "use_flow_sigmas" not in inspect.signature(cls.stock.__init__).parameters:
                 raise ValueError(
@@ -185,7 +142,7 @@ class Corrected:
             return
         solver = type(self).solver(self.config)
         if calibration is None:
-            self._stein_rule = Analytical()
+            self._stein_rule = ANALYTICAL
             return
         content = calibration.to_dict() if isinstance(calibration, Calibration | CalibrationSet) else calibration
         self.register_to_config(stein_calibration=content)  # type: ignore[attr-defined]
@@ -248,7 +205,10 @@ class Corrected:
         state = layout.unpack(x.to(wide)) * self._stein_unit(s)
         given = layout.unpack(candidate.to(wide)) * self._stein_unit(t)
         denoised = [layout.unpack(d.to(wide)) for d in self._stein_denoised]
-        made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised, self._stein_start)
+        if isinstance(self._stein_rule, Replay):
+            made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised, self._stein_start)
+        else:
+            made = relaxed(i, state, given, self._stein_levels)
         if made is given:
             return candidate
         return layout.pack(made / self._stein_unit(t)).to(candidate.dtype)
@@ -339,11 +299,7 @@ def begins_late(scheduler: Any, calibration: Calibration) -> bool:
 
 
 def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
-    """Refuse a calibration of another solver or another forward process than the scheduler's.
-
-    Raises:
-        ValueError: naming what differs.
-    """
+    """Refuse a calibration of another solver or another forward process than the scheduler's."""
     if found := calibration.differences(solver=solver):
         raise ValueError(f"stein_calibration does not fit: {'; '.join(found)}")
     family, levels = family_of(scheduler), calibration.levels
@@ -473,11 +429,6 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
     diffusers reads signatures: `from_config` takes the names of `__init__`, pipelines those of `step` and
     `set_timesteps`. All three keep the stock signature, `__init__` with two settings more. Some pipelines pass a
     `generator` without looking; where the stock `step` would fail on it, ours takes and ignores it.
-
-    Args:
-        stock: the scheduler class.
-        host: where its steps are complete.
-        solver: configuration to the solver of the engine that the scheduler runs.
     """
     initialise = inspect.unwrap(stock.__init__)
     parameters = inspect.signature(stock.__init__).parameters.values()

@@ -1,0 +1,1 @@
+"""Parts of the paper that only its reproduction measures."""
