@@ -144,7 +144,8 @@ def decode(file: Path) -> np.ndarray:
     """The pixels of an image, bytes `(H, W, 3)`."""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            if image.width * image.height * 3 > LARGEST:
+            # Four bytes a pixel and pointers of every row, twice, while it is converted; then the bytes, twice.
+            if image.height * (14 * image.width + 32) > 3 * LARGEST:
                 raise ValueError(f"{image.width} × {image.height} pixels are too many")
             return np.array(image.convert("RGB"))
     except Exception as error:  # decoders of damaged files end in anything
@@ -192,7 +193,12 @@ class Archive:
                     if version not in HEADERS:
                         raise ValueError(f"format {version} of {name}")
                     shape, fortran, dtype = HEADERS[version](file)
-                    good = len(shape) == 4 and min(shape) > 0 and shape[-1] in (1, 3) and dtype == np.uint8
+                    good = (
+                        len(shape) == 4
+                        and 0 < min(shape) <= max(shape) < 2**63
+                        and shape[-1] in (1, 3)
+                        and dtype == np.uint8
+                    )
                     if good and math.prod(shape[1:]) > LARGEST:
                         raise ValueError(f"an image of shape {shape[1:]} has more than {LARGEST} bytes")
                     if not good or fortran:
