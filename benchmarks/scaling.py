@@ -22,13 +22,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from figures import fill
-from steindiff import SOLVERS
+from pages import fill
+from steindiff import SOLVERS, Sampler, load
 from steindiff._distributed import local_only
 from steindiff._files import write_json
-from steindiff.comparison import METHODS
-from steindiff.models import embedded
-from steindiff.production import generate
+from steindiff.production import Shards, generate
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"
@@ -61,7 +59,7 @@ ROWS = {
 def seconds(model: Any, case: Case, seed: int) -> float:
     """Wall-clock time until all processes are done."""
     working = dist.get_rank() < case.processes
-    plan = METHODS["edm"].plan(model, SOLVER, case.nfe)
+    sampler = Sampler(SOLVER, "edm", case.nfe)
     place = [tempfile.mkdtemp()]
     dist.broadcast_object_list(place)
     dist.barrier()
@@ -69,7 +67,7 @@ def seconds(model: Any, case: Case, seed: int) -> float:
     if working:
         with nullcontext() if case.processes > 1 else local_only():
             seeds = range(seed, seed + case.images)
-            generate(model, SOLVER, plan, seeds, place[0], shard_size=IMAGES, batch=BATCH)
+            generate(model, sampler, seeds, place[0], shards=Shards(IMAGES, BATCH))
     dist.barrier()
     return time.perf_counter() - begun
 
@@ -107,7 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = embedded("cifar10")
+    model = load("cifar10")
     cases = sorted({case for pair in ROWS.values() for case in pair[:2]})
     order = random.Random(options.seed)  # the same in both processes
     seconds(model, TWO, options.seed)  # warm up

@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from steindiff.bench.plot import plot
-from steindiff.bench.report import markdown
-
-from figures import fill
+from bench.plot import plot
+from bench.report import markdown
+from pages import fill
 from steindiff._files import write_bytes
 
 ROOT = Path(__file__).parent.parent

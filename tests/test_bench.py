@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import subprocess
@@ -28,6 +29,16 @@ from steindiff.denoisers import Autocast, EDMDenoiser
 from steindiff.schedules import EDM
 
 CPU = torch.device("cpu")
+SCRIPTS = sorted(path.stem for path in Path(hosts.__file__).parents[1].glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_can_be_imported(script: str):
+    """What they take from the package is still there."""
+    module = importlib.import_module(script)
+    assert callable(getattr(module, "main", None)) or script in ("pages", "recording", "training_data")
+
+
 BENCHMARKS = str(Path(__file__).parents[1] / "benchmarks")
 TINY = Scope((2,), (2,), 1, 2, (1, 2), (2, 3), (8, 16), (1, 2), memory=1)
 

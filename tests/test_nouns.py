@@ -176,7 +176,10 @@ class Doubled(sd.Correction):
         return Transition(*step(x))
 
 
-def test_things_of_others_are_found_by_name_saved_and_loaded(tmp_path):
+def test_things_of_others_are_found_by_name_saved_and_loaded(tmp_path, monkeypatch):
+    for registry in (sd.SOLVERS, sd.CORRECTIONS):  # other tests list what there is
+        monkeypatch.setattr(registry, "_found", dict(registry._found))
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     sd.register("straight", Straight())
     sd.register("doubled", Doubled())
     made = sd.calibrate(MODEL, 4, "straight", recipe=QUICK)

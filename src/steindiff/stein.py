@@ -1,6 +1,5 @@
 r"""What Stein's identity says about a model's own data, as choices of a `Recipe`: where to step, what energy to keep.
 
-
 *Stein balance* gives the denoised image back the energy a coarse step took, band by band. Write any step as
 T = r x + b D̄ with r = σ_t/σ_s, b = α_t − r α_s. Every marginal has known band energy E|x_f|² = α² M_f + σ². Replace
 D̄_f by ρ_f D̄_f so that the next state has the energy it must have if this one does; the noise energy cancels, and ρ_f
