@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import toys
 from steindiff.cli.app import run

@@ -96,6 +96,7 @@ def test_costs_add_up():
 def record(solver: str, method: str, nfe: int, own: float, **more) -> dict:
     measures = {"fid": own + 1, "own_second": own, "precision": 0.8, "recall": 0.5, "psnr": 20.0, "spread": 1.0}
     preparation = {
+        "alone": True,
         "seeds": METHODS[method].seeds,
         "teacher_nfe": METHODS[method].teacher_nfe,
         "seconds": 1.0,

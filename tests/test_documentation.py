@@ -9,7 +9,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
@@ -63,9 +63,9 @@ def digits() -> torch.Tensor:
     return torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
 
 
-def toy(guidance: float = 1.0, device: str = "cpu", compiled: bool = False) -> Model:
+def toy(guidance: float = 1.0, device: str = "cpu", compiled: bool = False, name: str = "digits") -> Model:
     data = digits()[:100]
-    return Model(Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data))), EDM(), (1, 8, 8), name="digits")
+    return Model(Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data))), EDM(), (1, 8, 8), name=name)
 
 
 @cache
@@ -79,7 +79,7 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evaluate.Evaluation, "inception", staticmethod(lambda images: images.float().mean((2, 3))))
     for model in options.MODELS:
-        monkeypatch.setitem(options.MODELS, model, toy)
+        monkeypatch.setitem(options.MODELS, model, partial(toy, name=model))
     found = lambda model, solver, nfe: toy_calibration(solver, nfe)  # noqa: E731
     monkeypatch.setattr(Calibrated.__init__, "__defaults__", ("calibrated", found))
     monkeypatch.setattr("steindiff.cli.commands.compare.shipped_calibration", found)
