@@ -87,7 +87,7 @@ def table(comparison: Comparison) -> Table:
         f"for all {len(comparison.seeds)}."
     )
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    out.add_column("method", overflow="fold")
+    out.add_column("method", overflow="fold", min_width=len("calibrated"))
     columns = ["NFE", "own", "real" * real, "energy", "spread", "PSNR", "LPIPS" * seen, "calls", "backward", "seconds"]
     for title in filter(None, columns):
         out.add_column(title, justify="right", no_wrap=True)
