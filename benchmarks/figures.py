@@ -30,14 +30,10 @@ def records(name: str) -> list[dict[str, Any]]:
 SMALL, LARGE, BEFORE = (records(f"{name}.json") for name in ("comparison", "comparison-50k", "cifar10"))
 
 
-def cell(found: list[dict[str, Any]], method: str, nfe: int) -> dict[str, Any] | None:
-    """The record of DPM-Solver++(2M) by a method at a budget."""
-    same = [r for r in found if (r["method"], r["nfe"], r["solver"]) == (method, nfe, SOLVER)]
+def cell(found: list[dict[str, Any]], method: str, nfe: int, solver: str = SOLVER) -> dict[str, Any] | None:
+    """The record of a solver by a method at a budget."""
+    same = [r for r in found if (r["method"], r["nfe"], r["solver"]) == (method, nfe, solver)]
     return same[0] if same else None
-
-
-def found(records: list[dict[str, Any]], nfe: int) -> dict[str, Any] | None:
-    return next((r for r in records if r["nfe"] == nfe), None)
 
 
 def number(record: dict[str, Any] | None, key: str, digits: int = 2) -> str:
@@ -58,8 +54,8 @@ def headline() -> str:
     body = []
     for key, title in (("own", "own"), ("fid", "FID")):
         body.append([f"plain, better grid: {title}", *(number(plain(nfe, key), key) for nfe in BUDGETS)])
-        rival = [r for r in SMALL if r["method"] == RIVAL]
-        body.append([f"GITS + AFS, iPNDM-4: {title}", *(number(found(rival, nfe), key) for nfe in BUDGETS)])
+        rival = (number(cell(SMALL, RIVAL, nfe, "ipndm-4"), key) for nfe in BUDGETS)
+        body.append([f"GITS + AFS, iPNDM-4: {title}", *rival])
         ours = (number(cell(SMALL, "calibrated", nfe), key) for nfe in BUDGETS)
         body.append([f"**calibrated: {title}**", *(f"**{text}**" for text in ours)])
     many = teacher(SMALL)

@@ -46,16 +46,17 @@ def autoencoder(channels: int = 4) -> AutoencoderKL:
 
 def unet_condition(**extra: Any) -> UNet2DConditionModel:
     """A U-Net on 8×8 latents with cross-attention to text embeddings."""
-    return UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        norm_num_groups=4,
-        attention_head_dim=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        **{"cross_attention_dim": WIDTH, **extra},
-    )
+    settings = {
+        "sample_size": 8,
+        "block_out_channels": (8, 16),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "attention_head_dim": 4,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "cross_attention_dim": WIDTH,
+    }
+    return UNet2DConditionModel(**{**settings, **extra})
 
 
 def unet_unconditional(**extra: Any) -> UNet2DModel:

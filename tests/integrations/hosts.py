@@ -171,12 +171,7 @@ def host(*, solver: Solver | None = None, refused: str = "", note: str = "") -> 
 
 def sd(cls: type[Any], **extra: Any) -> Any:
     parts = {name: extra.pop(name) for name in ("adapter", "scheduler") if name in extra}
-    unet = diffusers.UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        norm_num_groups=4,
-        attention_head_dim=4,
+    unet = tiny.unet_condition(
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         cross_attention_dim=WIDTH,

@@ -77,7 +77,7 @@ def _unpickle(path: Path, source: str | Path | None) -> nn.Module:
         raise ValueError(f"path = {str(path)!r}: not a whole pickle ({error})") from error
     network = content.get("ema") if isinstance(content, dict) else None
     if not isinstance(network, nn.Module):
-        raise ValueError(f"path = {str(path)!r}: holds no network under 'ema', so it is no EDM or EDM2 checkpoint")
+        raise ValueError(f"path = {str(path)!r}: holds no network under 'ema', so it is not an EDM or EDM2 checkpoint")
     return network
 
 

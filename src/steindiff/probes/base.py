@@ -136,7 +136,7 @@ class Hutchinson(Probe):
     Args:
         probes: number m of directions; the paper uses 5.
         directions: their distribution.
-        chunk: linearise at most so many samples at a time, to bound the memory of the graph; None: all at once.
+        chunk: linearise at most this many samples at a time, to bound the memory of the graph; None: all at once.
             Conditions must then be cut with the batch (`Denoiser.subset`). Same result up to rounding, same work, but
             as many network calls as chunks.
 

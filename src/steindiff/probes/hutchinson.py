@@ -86,7 +86,7 @@ class VJP(Hutchinson):
             are linearised at a time (never fewer than one), from the bytes one sample keeps, which are measured on
             the first two samples of the first step (two network calls). See `steindiff.probes.hutchinson`.
         together: directions pulled back in one pass (`vmap`), m at most: the same numbers up to rounding. It pays where
-            a batch is too small to fill the device, and costs the memory of so many gradients.
+            a batch is too small to fill the device, and costs the memory of that many gradients.
     """
 
     memory: int | None = None
