@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+from steindiff._checks import number
 from steindiff.denoisers.base import Network, NetworkDenoiser
 from steindiff.levels import Level
-
-
-def network_time(level: Level) -> float:
-    """The default conditioning: the schedule's own time."""
-    return level.t
 
 
 class Prediction(NetworkDenoiser):
@@ -23,14 +20,14 @@ class Prediction(NetworkDenoiser):
     Args:
         network: called with `(B, *)` states in `dtype` and `(B,)` times; conditions (labels, text) are bound by the
             caller, e.g. with `functools.partial`.
-        time: what the network is conditioned on, as a function of the level.
+        time: what the network is conditioned on, as a function of the level; default the schedule's own time.
         dtype: the network's own dtype; states are cast to it and the output is cast back. None: leave as is.
     """
 
     def __init__(
         self,
         network: Network,
-        time: Callable[[Level], float] = network_time,
+        time: Callable[[Level], float] = attrgetter("t"),
         dtype: torch.dtype | None = None,
     ) -> None:
         self.network = network
@@ -132,8 +129,7 @@ class Preconditioned:
         sigma_data: float = 0.5,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if not sigma_data > 0:
-            raise ValueError(f"sigma_data must be > 0, got {sigma_data}")
+        number("sigma_data", sigma_data, 0.0, open_end=True)
         self.network = network
         self.sigma_data = sigma_data
         self.dtype = dtype

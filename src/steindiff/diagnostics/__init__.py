@@ -1,15 +1,17 @@
 """Diagnostics: what a step does to errors, measured; each as data and as a plot on given axes."""
 
-from steindiff.diagnostics._gamma import SteinGamma, plot_gammas, sampled_gammas
-from steindiff.diagnostics._lipschitz import (
+from steindiff.diagnostics._steps import (
     Certificate,
     Lipschitz,
+    SteinGamma,
     certificate,
     difference,
     lipschitz,
     operator_norm,
     plot_certificate,
+    plot_gammas,
     plot_lipschitz,
+    sampled_gammas,
 )
 
 __all__ = [

@@ -2,7 +2,6 @@ r"""Which network a calibration belongs to, told from its architecture and a few
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,14 +11,6 @@ from steindiff._serialization import decode
 
 SAMPLED = 16
 """How many of a network's parameters are looked at."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What `identify` gives, as a file must hold it; `name` stands for `class`."""
-
-    name: str
-    weights: tuple[float, ...]
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -66,10 +57,11 @@ def identify(module: nn.Module) -> dict[str, Any]:
 def check_identity(known: dict[str, Any], module: nn.Module, tolerance: float = 0.02) -> None:
     """Refuse a network that is not the one `identify` recorded, up to a relative `tolerance` for half precision."""
     found, fields = identify(module), decode("network", known, dict[str, Any])
-    recorded = decode("network", {("name" if key == "class" else key): v for key, v in fields.items()}, Identity)
-    if found["class"] != recorded.name or len(found["weights"]) != len(recorded.weights):
-        raise ValueError(f"network: the calibration was measured on {recorded.name}, the pipeline has {found['class']}")
-    a, b = torch.tensor(found["weights"]), torch.tensor(recorded.weights)
+    name = decode("network.class", fields.get("class"), str)
+    weights = decode("network.weights", fields.get("weights"), tuple[float, ...])
+    if found["class"] != name or len(found["weights"]) != len(weights):
+        raise ValueError(f"network: the calibration was measured on {name}, the pipeline has {found['class']}")
+    a, b = torch.tensor(found["weights"]), torch.tensor(weights)
     gap = float((a - b).norm() / b.norm().clamp(min=1e-12))
     if not gap <= tolerance:  # NaN is not close
         raise ValueError(f"network: its weights differ by {gap:.1%} from those the calibration was measured on")

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from steindiff._checks import at_least, number
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level
 from steindiff.probes._pullback import linearised
-from steindiff.probes.base import Antithetic, Directions, Forms, Hutchinson, dot, flat_step, rebuilt, restricted
-from steindiff.tableau import Step
+from steindiff.probes.base import Antithetic, Directions, Hutchinson, dot, restricted
+from steindiff.tableau import Proposal, Step
 
 GRADIENTS = 0.25
 """What pulling one direction back holds beside the graph, as a share of it. Measured on U-Nets: 0.16 to 0.18."""
@@ -63,15 +64,9 @@ def _saved(step: Step, x: Tensor, samples: int) -> int:
 
     part = slice(0, samples)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        pulled = linearised(partial(flat_step, restricted(step, part, len(x))), x[part])
+        pulled = linearised(restricted(step, part, len(x)), x[part])
     del pulled
     return sum(storages.values())
-
-
-def check_memory(memory: int | None) -> None:
-    """Refuse a limit below one byte."""
-    if memory is not None and memory < 1:
-        raise ValueError(f"memory must be >= 1 (bytes) or None, got {memory}")
 
 
 @dataclass(frozen=True)
@@ -94,9 +89,9 @@ class VJP(Hutchinson):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_memory(self.memory)
-        if self.together < 1:
-            raise ValueError(f"together must be >= 1, got {self.together}")
+        at_least("together", self.together, 1)
+        if self.memory is not None:
+            at_least("memory", self.memory, 1)
 
     def samples(self, step: Step, x: Tensor) -> int:
         most = super().samples(step, x)
@@ -106,16 +101,14 @@ class VJP(Hutchinson):
     def _group(self) -> int:
         return min(self.together, self.probes)
 
-    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
-        candidate, tensors, pull = linearised(partial(flat_step, step), x)
+    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> tuple[Proposal, Tensor]:
+        proposal, pull = linearised(step, x)
         if self._group == 1:
-            forms = torch.stack([dot(pull(row), row) for row in v])
-        else:
-            with warnings.catch_warnings():  # fused attention is looped over inside the pass, and torch says so
-                warnings.filterwarnings("ignore", message=".*batching rule")
-                pulled = torch.cat([torch.func.vmap(pull)(group) for group in v.split(self._group)])
-            forms = (pulled * v).flatten(2).sum(2)
-        return Forms(candidate, rebuilt(step, tensors), forms, 0, len(v) * len(step.tableau.stages))
+            return proposal, torch.stack([dot(pull(row), row) for row in v])
+        with warnings.catch_warnings():  # fused attention is looped over inside the pass, and torch says so
+            warnings.filterwarnings("ignore", message=".*batching rule")
+            pulled = torch.cat([torch.func.vmap(pull)(group) for group in v.split(self._group)])
+        return proposal, (pulled * v).flatten(2).sum(2)
 
 
 @contextmanager
@@ -147,20 +140,20 @@ class FiniteDifference(Hutchinson):
             with a float64 network 1e-4 is more accurate.
     """
 
+    derivatives: ClassVar[bool] = False
+
     probes: int = 6
     directions: Directions = field(default_factory=Antithetic)
     relative: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.relative > 0:
-            raise ValueError(f"relative must be > 0, got {self.relative}")
+        number("relative", self.relative, 0.0, open_end=True)
 
-    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
+    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> tuple[Proposal, Tensor]:
         h = level.sigma * self.relative
-        candidate, evaluations = step(x)
-        forms = torch.stack([dot(row, step(x + h * row).candidate - candidate) / h for row in v])
-        return Forms(candidate, evaluations, forms, len(v) * len(step.tableau.stages), 0)
+        proposal = step(x)
+        return proposal, torch.stack([dot(row, step(x + h * row).candidate - proposal.candidate) / h for row in v])
 
 
 VARIANTS = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from steindiff._checks import number
 from steindiff.levels import Level
 from steindiff.probes.base import Probe, Probed, linear
 from steindiff.probes.hutchinson import VJP
@@ -34,8 +35,7 @@ class Adaptive(Probe):
     low: Probe = field(default_factory=VJP)
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0:
-            raise ValueError(f"threshold must be >= 0, got {self.threshold}")
+        number("threshold", self.threshold, 0.0)
 
     def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
         probe = self.high if level.sigma >= self.threshold else self.low

@@ -16,6 +16,8 @@ import torch
 from steindiff._version import __version__
 from steindiff.images import PictureRow, data_uri, to_image
 from steindiff.metrics import psnr, spread
+from steindiff.model import Model
+from steindiff.sampler import Sampler
 
 SHOWN = 48
 """The page carries the pictures of at most this many seeds; numbers are over all of them."""
@@ -173,6 +175,39 @@ def of_images(
     )
 
 
+def of_samplers(
+    model: Model,
+    samplers: Mapping[str, Sampler],
+    seeds: Sequence[int],
+    *,
+    captions: Sequence[str] = (),
+    reference: str | None = None,
+    batch: int = 16,
+    command: str = "",
+) -> Report:
+    """Sample the same seeds by several samplers and lay the images side by side.
+
+    Args:
+        model: whose samples are images in [−1, 1], `(C, H, W)` with C = 1 or 3.
+        samplers: by the title their images get.
+        seeds: one image each.
+        captions: a text for each seed, such as its label or prompt.
+        reference: title of the many-step sampler; the others' distance to its images is shown.
+        batch: samples evaluated together.
+        command: what made this.
+    """
+    if reference is not None and reference not in samplers:
+        raise ValueError(f"reference must be one of the samplers {', '.join(samplers)}, got {reference!r}")
+    entries = []
+    for title, sampler in samplers.items():
+        result = sampler(model, seeds, batch=batch)
+        cost = {"network_calls": result.network_calls, "backward_passes": result.backward_passes}
+        entries.append(Entry(title, result.nfe, result.x.cpu(), cost, reference=title == reference))
+    settings = {"model": model.name, "shape": str(model.shape), "device": str(model.device), "steindiff": __version__}
+    title = f"{model.name}: {', '.join(samplers)}"
+    return of_images(entries, seeds, title=title, captions=captions, command=command, settings=settings)
+
+
 def alike(entry: Entry, many: Entry, captions: Sequence[str]) -> dict[str, float]:
     """PSNR to the many-step pictures, and spread within a caption over theirs; nothing for pictures of another size."""
     parts = [[torch.from_numpy(np.array(to_image(x))) / 127.5 - 1.0 for x in e.images] for e in (entry, many)]
@@ -244,17 +279,21 @@ def content(report: Report) -> dict[str, Any]:
     }
 
 
+def asset(name: str) -> str:
+    """A file of the page's, as text."""
+    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
 def render(report: Report) -> str:
     """The HTML document: styles, script, pictures and numbers in one file that requests nothing."""
-    assets = resources.files(__package__) / "assets"
     data = json.dumps(content(report), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     parts = {
         "@title@": html.escape(report.title),
-        "@style@": (assets / "report.css").read_text(encoding="utf-8"),
-        "@script@": (assets / "report.js").read_text(encoding="utf-8"),
+        "@style@": asset("report.css"),
+        "@script@": asset("report.js"),
         "@data@": data.replace("<", "\\u003c"),
     }
-    document = (assets / "report.html").read_text(encoding="utf-8")
+    document = asset("report.html")
     for mark, text in parts.items():
         document = document.replace(mark, text)
     return document

@@ -24,11 +24,10 @@ from steindiff.calibrating import Recipe
 from steindiff.calibration import Calibration
 from steindiff.cli import options, subjects
 from steindiff.cli.output import Watch, note, print_json, progress, show, written
-from steindiff.comparison import REFERENCE, Calibrated, CompareOptions, Comparison, compare, default_methods
+from steindiff.comparison import REFERENCE, CompareOptions, Comparison, calibrated, compare, default_methods
 from steindiff.models import shipped_calibration
 from steindiff.report import write
-from steindiff.report.build import results as as_json
-from steindiff.report.page import BLUR, best
+from steindiff.report.page import BLUR, best, results
 from steindiff.sampler import out_of_memory
 from steindiff.solvers import SOLVERS, Solver
 from steindiff.yardsticks import YARDSTICKS
@@ -178,7 +177,7 @@ def command(
         )
         own |= calibrate_now(found, missing, chosen, recipe, batch)
         facts["calibrated now"] = f"{missing}, {len(recipe.seeds)} seeds"
-    methods["calibrated"] = Calibrated(calibrations=lambda model, solver, nfe: own[nfe])
+    methods["calibrated"] = calibrated(lambda model, solver, nfe: own[nfe])
     if quick:
         methods = {name: method for name, method in methods.items() if name not in ("unipc", "relaxation")}
     with progress() as bar:
@@ -201,7 +200,7 @@ def command(
         comparison = dataclasses.replace(comparison, settings={**facts, **comparison.settings})
         paths = write(comparison, out)
     if json:
-        print_json(as_json(comparison))
+        print_json(results(comparison))
         return
     show(table(comparison))
     if any(row.honest < comparison.floor for row in comparison.rows):

@@ -17,8 +17,7 @@ from steindiff.comparison import default_methods
 from steindiff.model import Model
 from steindiff.production import Images, Shards, generate, to_npz, to_png
 from steindiff.sampler import Sampler
-from steindiff.solvers import SOLVERS
-from steindiff.solvers.base import Solver
+from steindiff.solvers import SOLVERS, Solver
 
 EXAMPLES = (
     "steindiff sample --num 64 --png --out samples",

@@ -23,32 +23,19 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from steindiff.denoisers.base import Denoiser
-from steindiff.integrations.diffusers.families import Family, family_of
-from steindiff.integrations.diffusers.layouts import Layout, layout_from
-from steindiff.integrations.diffusers.networks import (
-    PICKS,
-    Call,
-    Dealt,
-    FromSide,
-    Guidance,
-    Guided,
-    Inputs,
-    Time,
-    answer,
-    copied,
-    fitted,
-    leaves,
-    names,
-    with_side,
-)
+from steindiff.denoisers.base import Denoiser, Wrapper
+from steindiff.integrations.diffusers import networks
+from steindiff.integrations.diffusers.families import Family, VariancePreserving, family_of
+from steindiff.integrations.diffusers.networks import Call, Dealt, FromSide, Guidance, Guided, Inputs, Layout, Time
 from steindiff.integrations.identity import uncompiled
+from steindiff.levels import Level
+from steindiff.model import Model
 
 NETWORKS = ("unet", "transformer", "unet_2", "transformer_2")
 """What pipelines call the component that is evaluated at every step."""
@@ -89,16 +76,14 @@ def later_of(pipe: Any) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def side_of(pipe: Any) -> nn.Module | None:
-    """The network whose answers are conditions of the one a pipeline evaluates: its ControlNet, if it has one."""
-    found = pipe.components.get("controlnet")
-    return found if isinstance(found, nn.Module) else None
-
-
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
-    """All networks a pipeline evaluates in its steps, by what a calibration calls them."""
-    found = {"network": network_of(pipe), "network_later": later_of(pipe), "controlnet": side_of(pipe)}
-    return {name: module for name, module in found.items() if module is not None}
+    """All networks a pipeline evaluates in its steps, by what a calibration calls them.
+
+    The answers of a ControlNet, if there is one, are conditions of the network.
+    """
+    side = pipe.components.get("controlnet")
+    found = {"network": network_of(pipe), "network_later": later_of(pipe), "controlnet": side}
+    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
 
 def own(value: Any) -> Any:
@@ -139,8 +124,8 @@ class Asked:
 
     def arguments(self) -> dict[str, Any]:
         """The call's arguments by name."""
-        state, time = names(self.module)
-        given = self.conditions if self.side is None else with_side(self.conditions, self.side.output)
+        state, time = networks.names(self.module)
+        given = self.conditions if self.side is None else networks.with_side(self.conditions, self.side.output)
         return {state: list(self.state) if self.listed else self.state, time: self.time, **given}
 
 
@@ -178,7 +163,7 @@ class Recording:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             kind = signature.parameters[name].kind
             given |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        made = [] if self._side is None or module is self._side.module else leaves(self._side.output)
+        made = [] if self._side is None or module is self._side.module else networks.leaves(self._side.output)
 
         def kept(value: Any) -> Any:
             place = next((k for k, tensor in enumerate(made) if tensor is value), None)
@@ -186,11 +171,11 @@ class Recording:
                 return FromSide(place)
             return value if self.steps else own(value)
 
-        self._given.append(copied(given, kept))
+        self._given.append(networks.copied(given, kept))
 
     def answered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A network has answered."""
-        given, (state, time) = self._given.pop(), names(module)
+        given, (state, time) = self._given.pop(), networks.names(module)
         x, told = given.pop(state), torch.as_tensor(given.pop(time))
         given.pop("return_dict", None)
         listed = not isinstance(x, Tensor)
@@ -199,7 +184,7 @@ class Recording:
         if module is self._modules.get("controlnet"):
             self._side = asked
         else:
-            self._calls.append(replace(asked, output=answer(output), side=self._side))
+            self._calls.append(replace(asked, output=networks.answer(output), side=self._side))
 
     @contextmanager
     def of(self, scheduler: Any) -> Iterator[None]:
@@ -238,11 +223,26 @@ class Recording:
                 del pipe._pack_latents
 
 
+class Captured(Wrapper):
+    """A pipeline's denoiser; it says what a calibration of it depends on beside the network."""
+
+    def __init__(self, denoiser: Denoiser, conditions: Mapping[str, Any]) -> None:
+        self.denoiser, self._conditions = denoiser, conditions
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        return self.denoiser(x, level)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self._conditions
+
+
 @dataclass(frozen=True)
 class Capture:
     """A pipeline's denoiser under the conditions of one call of the pipeline, or of several for a few prompts each.
 
-    `parts` are the network's calls and their guidance for each; `shape` is one sample's, `batch` the most in one call.
+    `parts` are the network's calls and their guidance for each; `shape` is one sample's, `batch` the most in one call;
+    `conditions` what a calibration must agree on: pipeline, guidance and, where there are any, ControlNets.
     """
 
     family: Family
@@ -250,6 +250,7 @@ class Capture:
     shape: tuple[int, ...]
     device: torch.device
     batch: int
+    conditions: Mapping[str, Any]
 
     @property
     def network(self) -> Guided:
@@ -258,12 +259,31 @@ class Capture:
 
     def denoiser(self, seeds: Sequence[int]) -> Denoiser:
         """The denoiser of samples with these seeds; the conditions of the call are dealt out by seed."""
-        return self.family.denoiser(Dealt(self.parts, tuple(map(int, seeds)), self.batch))
+        dealt = Dealt(self.parts, tuple(map(int, seeds)), self.batch)
+        return Captured(self.family.denoiser(dealt), self.conditions)
+
+    def model(self, name: str = "") -> Model:
+        """What was captured as a model; the pipeline's own scheduler says what the network predicts."""
+        prompts = sum(part.calls[0].batch for part in self.parts)
+        return Model(
+            self.denoiser,
+            self.family.schedule,
+            self.shape,
+            device=self.device,
+            name=name or self.conditions["pipeline"],
+            condition=lambda seed: seed % prompts,
+        ).trust()
+
+
+def strengths(arguments: Mapping[str, Any]) -> list[float]:
+    """How strongly ControlNets act, as their arguments say."""
+    given = arguments.get("conditioning_scale", 1.0)
+    return [float(scale) for scale in (given if isinstance(given, list | tuple) else [given])]
 
 
 def parts_of(outputs: Sequence[Any], rows: int, shape: Sequence[int]) -> list[Tensor]:
     """Outputs for states of `shape`, cut into parts of `rows` samples."""
-    return [part for output in outputs for part in fitted(output, shape).float().split(rows)]
+    return [part for output in outputs for part in networks.fitted(output, shape).float().split(rows)]
 
 
 def deviation(guidance: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> float:
@@ -318,7 +338,7 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
             raise ValueError(
                 f"pipe = {type(pipe).__name__}: {error} (given frames or tokens); such pipelines cannot be calibrated"
             ) from None
-        guided = fitted(record.model_output[:samples], record.sample.shape[1:])
+        guided = networks.fitted(record.model_output[:samples], record.sample.shape[1:])
         for tried in guidances(parts, guided, settings):
             # In half precision several may come close: take the closest.
             distances = [deviation(guess, parts, guided) for guess in tried]
@@ -452,7 +472,7 @@ def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded]) ->
             )
     shape = record.sample.shape[1:]
     parts = parts_of([asked.output for asked in record.calls], samples, shape)
-    guided = fitted(record.model_output[:samples], shape)
+    guided = networks.fitted(record.model_output[:samples], shape)
     if len(parts) != network.guidance.copies or deviation(network.guidance, parts, guided) >= 1.0:
         raise ValueError(
             f"{name}: its guidance changes from step to step (in step {i + 1} of {len(steps)} it is not that of the "
@@ -474,11 +494,11 @@ def check_network(pipe: Any, network: Guided, record: Recorded) -> None:
         arguments = asked.arguments()
 
         def flat(output: Any) -> Tensor:
-            return torch.cat([tensor.flatten().float() for tensor in leaves(output)])
+            return torch.cat([tensor.flatten().float() for tensor in networks.leaves(output)])
 
-        recorded, dtype = flat(asked.output), leaves(asked.output)[0].dtype
+        recorded, dtype = flat(asked.output), networks.leaves(asked.output)[0].dtype
         with torch.no_grad():
-            outputs = [call.module(**{**copied(arguments), "return_dict": False}) for _ in "ab"]
+            outputs = [call.module(**{**networks.copied(arguments), "return_dict": False}) for _ in "ab"]
         again, once_more = (flat(output)[: len(recorded)] for output in outputs)
         noise = float((again - once_more).norm() / recorded.norm().clamp(min=1e-12))
         gap = float((again - recorded).norm() / recorded.norm().clamp(min=1e-12))
@@ -499,8 +519,8 @@ def dealing(pipe: Any, network: Guided, record: Recorded, batch: int) -> Guided:
     for call, asked in zip(network.calls, record.calls, strict=True):
         expected = torch.cat([part[list(rows)] for part in parts_of([asked.output], samples, x.shape[1:])])
         # Batches of another size round differently; the conditions of another sample are far off.
-        tolerance = max(256.0 * torch.finfo(fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
-        for tables, pick in itertools.product((False, True), PICKS):
+        tolerance = max(256.0 * torch.finfo(networks.fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
+        for tables, pick in itertools.product((False, True), networks.PICKS):
             chosen = call.dealing(pick, tables=tables)
             try:
                 with torch.no_grad():
@@ -592,21 +612,21 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
         recording = record(pipe, scheduler, part)
         steps = recording.steps
         settings = {key: p.default for key, p in signature.parameters.items()} | part
-        layout = layout_from(steps[0].sample.shape[1:], channels_of(pipe, module), recording.packed)
+        layout = networks.layout_from(steps[0].sample.shape[1:], channels_of(pipe, module), recording.packed)
         stages = [(steps, settings)]
         if below:
             second = {**settings, "guidance_scale": settings.get("guidance_scale_2") or settings.get("guidance_scale")}
             stages = [([step for step in steps if step.timestep >= below], settings)]
             stages += [([step for step in steps if step.timestep < below], second)]
-        networks = [rebuild(pipe, stage, given, layout) for stage, given in stages]
+        rebuilt = [rebuild(pipe, stage, given, layout) for stage, given in stages]
         for i, step in enumerate(steps):
-            check_step(pipe, networks[-1 if below > step.timestep else 0], i, steps)
+            check_step(pipe, rebuilt[-1 if below > step.timestep else 0], i, steps)
         if first is None:
             first = steps[0]
-            check_network(pipe, networks[0], steps[0])
-            check_network(pipe, networks[-1], steps[-1])
-        networks = [dealing(pipe, one, stage[-1], batch) for one, (stage, _) in zip(networks, stages, strict=True)]
-        network = replace(networks[0], later=networks[1], below=below) if below else networks[0]
+            check_network(pipe, rebuilt[0], steps[0])
+            check_network(pipe, rebuilt[-1], steps[-1])
+        rebuilt = [dealing(pipe, one, stage[-1], batch) for one, (stage, _) in zip(rebuilt, stages, strict=True)]
+        network = replace(rebuilt[0], later=rebuilt[1], below=below) if below else rebuilt[0]
         if parts and any(
             (a.guidance, a.layout) != (b.guidance, b.layout)
             for a, b in ((network, parts[0]), (network.at(-1.0), parts[0].at(-1.0)))
@@ -615,4 +635,12 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
         parts.append(network)
     assert first is not None, "a call has at least one part"
     assert parts[0].layout is not None, "a recorded state has a layout"
-    return Capture(family_of(scheduler), tuple(parts), parts[0].layout.shape, first.sample.device, batch)
+    family, network = family_of(scheduler), parts[0]
+    facts: dict[str, Any] = {"pipeline": type(pipe).__name__, "guidance": asdict(network.guidance)}
+    if isinstance(family, VariancePreserving):
+        facts["prediction"] = family.config["prediction_type"]  # hosts that ask for σ must know it
+    if network.later is not None:
+        facts |= {"guidance_later": asdict(network.later.guidance), "boundary": pipe.config["boundary_ratio"]}
+    if side := network.calls[0].side:
+        facts["controlnet_scale"] = strengths(side.conditions)
+    return Capture(family, tuple(parts), parts[0].layout.shape, first.sample.device, batch, facts)

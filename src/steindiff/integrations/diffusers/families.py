@@ -25,19 +25,9 @@ import torch
 from torch import Tensor
 
 from steindiff._discovery import named
-from steindiff.denoisers import (
-    X0,
-    Denoiser,
-    DynamicThreshold,
-    EDMDenoiser,
-    Epsilon,
-    FlowVelocity,
-    Preconditioned,
-    StaticThreshold,
-    Velocity,
-)
+from steindiff.denoisers import X0, Denoiser, EDMDenoiser, Epsilon, FlowVelocity, Preconditioned, Prediction, Velocity
 from steindiff.denoisers.base import Network
-from steindiff.denoisers.prediction import Prediction
+from steindiff.denoisers.wrappers import DynamicThreshold, StaticThreshold
 from steindiff.levels import Level, Levels
 from steindiff.schedules import EDM, Discrete, Flow, Schedule
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
@@ -186,15 +176,11 @@ def alpha_bars(scheduler: Any) -> Tensor:
     return bars
 
 
-def settings_of(scheduler: Any) -> dict[str, Any]:
-    """A scheduler's configuration without the settings of other classes it carries along."""
-    own = inspect.signature(type(scheduler).__init__).parameters
-    return {name: value for name, value in scheduler.config.items() if name in own}
-
-
 def family_of(scheduler: Any) -> Family:
     """The family of a diffusers scheduler, stock or ours."""
-    config, name = settings_of(scheduler), type(scheduler).__name__
+    own, name = inspect.signature(type(scheduler).__init__).parameters, type(scheduler).__name__
+    # Schedulers carry along the settings of other classes they were made from.
+    config = {key: value for key, value in scheduler.config.items() if key in own}
     if hasattr(scheduler, "precondition_noise") and "sigma_data" in config:
         # What EDM networks are told is 0 at σ = 1, what Stable Audio's are told is 1/2.
         told = float(scheduler.precondition_noise(torch.tensor(1.0)))

@@ -33,29 +33,16 @@ from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.grids.rules import Explicit, LogSNR
-from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, modules_of, parts_of
-from steindiff.integrations.diffusers.families import (
-    ArctanFamily,
-    EDMFamily,
-    FlowMatching,
-    VariancePreserving,
-    converted,
-    family_of,
-)
+from steindiff.integrations.diffusers import schedulers
+from steindiff.integrations.diffusers.capture import capture, chunks, deviation, modules_of, parts_of, strengths
+from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
 from steindiff.integrations.diffusers.networks import Guidance, answer
-from steindiff.integrations.diffusers.schedulers import (
-    Corrected,
-    SteinDPMSolverMultistepScheduler,
-    SteinEDMDPMSolverMultistepScheduler,
-    SteinHeunDiscreteScheduler,
-    SteinUniPCMultistepScheduler,
-    flow_settings,
-)
+from steindiff.integrations.diffusers.schedulers import Corrected, flow_settings
 from steindiff.integrations.identity import check_identity, identify
 from steindiff.levels import Level
 from steindiff.loop import StepInfo
 from steindiff.model import Model
-from steindiff.reference import ReferenceRun, reference_run
+from steindiff.reference import reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Search
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
@@ -79,7 +66,8 @@ def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
             "solver_order": solver.nominal_order,
             "lower_order_final": solver.lower_order_final,
         }
-        return SteinEDMDPMSolverMultistepScheduler if edm else SteinDPMSolverMultistepScheduler, settings
+        edm_host, host = schedulers.SteinEDMDPMSolverMultistepScheduler, schedulers.SteinDPMSolverMultistepScheduler
+        return edm_host if edm else host, settings
     if isinstance(solver, UniPCBh1 | UniPCBh2) and solver.corrector and not edm:
         settings = {
             "predict_x0": True,
@@ -88,9 +76,9 @@ def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
             "solver_order": solver.predictor_order,
             "lower_order_final": solver.lower_order_final,
         }
-        return SteinUniPCMultistepScheduler, settings
+        return schedulers.SteinUniPCMultistepScheduler, settings
     if isinstance(solver, Heun) and not edm:
-        return SteinHeunDiscreteScheduler, {}
+        return schedulers.SteinHeunDiscreteScheduler, {}
     allowed = "DPMSolverMultistep" if edm else "DPMSolverMultistep, UniPCBh1 and UniPCBh2 with corrector, Heun"
     raise ValueError(f"solver must be one of {allowed} with this scheduler's family, got {solver!r}")
 
@@ -125,13 +113,7 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Cal
 
 def default_solver(scheduler: Any) -> Solver:
     """The solver a pipeline already uses if there is a corrected scheduler for it, else DPM-Solver++(2M)."""
-    hosts: tuple[type[Any], ...] = (
-        SteinDPMSolverMultistepScheduler,
-        SteinEDMDPMSolverMultistepScheduler,
-        SteinUniPCMultistepScheduler,
-        SteinHeunDiscreteScheduler,
-    )
-    for host in hosts:
+    for host in schedulers.HOSTS:
         if isinstance(scheduler, host.stock):
             try:
                 found: Solver = host.solver(scheduler.config)
@@ -249,8 +231,7 @@ def calibrate(
     budgets = [nfe] if isinstance(nfe, int) else sorted(set(nfe))
     solver = solver or default_solver(pipe.scheduler)
     scheduler = scheduler_for(pipe.scheduler, solver)
-    captured = capture(pipe, scheduler, batch=batch, **call)
-    model = model_of(pipe, captured)
+    model = capture(pipe, scheduler, batch=batch, **call).model()
     # Only some hosts can begin below the first level: pipelines begin with unit noise.
     late = hasattr(type(scheduler).stock, "init_noise_sigma")
     search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
@@ -258,9 +239,15 @@ def calibrate(
     announce(model, recipe, budgets, batch)
     made = []
     with shown(progress, recipe.steps + sum(work(recipe, n) + n * n / 2 for n in budgets)) as stage:
-        reference = traced(model, recipe, batch, stage(recipe.steps))
+        traced = stage(recipe.steps)
+
+        def step(info: StepInfo) -> bool | None:
+            return traced(Progress("reference", info.i + 1, info.steps))
+
+        reference = reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
         for n in budgets:
-            rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps_of(solver, model, n), call))
+            steps = levels_for(solver, LogSNR(to_zero=True), model.schedule.finite_start(), n).steps
+            rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps, call))
             planned, told = replace(recipe, rivals=rivals), stage(work(recipe, n))
             found = calibrate_solver(model, n, solver, recipe=planned, reference=reference, batch=batch, callback=told)
             if found.provenance["stopped"]:
@@ -270,31 +257,6 @@ def calibrate(
     known = {name: identify(module) for name, module in modules_of(pipe).items()}
     made = [replace(one, conditions={**one.conditions, **known}) for one in made]
     return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
-
-
-def model_of(pipe: Any, captured: Capture, name: str = "") -> Model:
-    """What was captured of a pipeline as a model; its own scheduler says what the network predicts."""
-    conditions = sum(part.calls[0].batch for part in captured.parts)
-    model = Model(
-        captured.denoiser,
-        captured.family.schedule,
-        captured.shape,
-        device=captured.device,
-        name=name or type(pipe).__name__,
-        condition=lambda seed: seed % conditions,
-    ).trust()
-    facts: dict[str, Any] = {  # a pipeline is known by more than its denoiser can say
-        "pipeline": type(pipe).__name__,
-        "guidance": captured.network.guidance.describe(),
-    }
-    if isinstance(captured.family, VariancePreserving):
-        facts["prediction"] = captured.family.config["prediction_type"]  # hosts that ask for σ must know it
-    if later := captured.network.later:
-        facts |= {"guidance_later": later.guidance.describe(), "boundary": pipe.config["boundary_ratio"]}
-    if side := captured.network.calls[0].side:
-        facts["controlnet_scale"] = strengths(side.conditions)
-    vars(model)["conditions"] = facts
-    return model
 
 
 def pictures(pipe: Any, shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor] | None, int]:
@@ -317,20 +279,6 @@ def pictures(pipe: Any, shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor
         return torch.cat([coder.decode(z / factor + shift).sample.float() for z in parts])
 
     return decode, settings.out_channels
-
-
-def traced(model: Model, recipe: Recipe, batch: int, told: Told) -> ReferenceRun:
-    """The fine trajectory of a recipe's seeds."""
-
-    def step(info: StepInfo) -> bool | None:
-        return told(Progress("reference", info.i + 1, info.steps))
-
-    return reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
-
-
-def steps_of(solver: Solver, model: Model, nfe: int) -> int:
-    """How many steps a run of `nfe` evaluations has."""
-    return levels_for(solver, LogSNR(to_zero=True), model.schedule.finite_start(), nfe).steps
 
 
 def work(recipe: Recipe, nfe: int) -> int:
@@ -459,12 +407,6 @@ def called(
     watching = guard()
     if watching is not None:
         watching.answered(module, kwargs, output)
-
-
-def strengths(arguments: Mapping[str, Any]) -> list[float]:
-    """How strongly ControlNets act, as their arguments say."""
-    given = arguments.get("conditioning_scale", 1.0)
-    return [float(scale) for scale in (given if isinstance(given, list | tuple) else [given])]
 
 
 def guidance_known(calibration: Calibration, name: str = "guidance") -> Guidance:

@@ -44,7 +44,7 @@ from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
-from steindiff.integrations.diffusers.layouts import layout_of
+from steindiff.integrations.diffusers.networks import layout_of
 from steindiff.levels import Level, Levels
 from steindiff.probes.modes import Analytic
 from steindiff.solvers import Solver
@@ -79,13 +79,6 @@ ANALYTICAL = Relaxation(probe=Analytic(), per_sample=True, normalised=True)
 """The paper's analytical mode, every sample with its own γ, so that an image does not depend on its batch.
 
 On x/α, since the terms in 1/α of the paper's own coordinates are noise where α is small (docs/reproduction.md)."""
-
-
-def relaxed(i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
-    """The candidate of step i relaxed, (1 − γ) x + γ T: the weight of x in T is σ_t/σ_s in all hosts here."""
-    slope = levels[i + 1].sigma / levels[i].sigma
-    nobody = cast(Denoiser, None)  # a scheduler has no network, and this step asks none
-    return ANALYTICAL(PrecomputedStep(Tableau((), Row(x=slope)), nobody, candidate=candidate), x, levels, i).x
 
 
 class Corrected:
@@ -208,7 +201,10 @@ class Corrected:
         if isinstance(self._stein_rule, Replay):
             made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised, self._stein_start)
         else:
-            made = relaxed(i, state, given, self._stein_levels)
+            # (1 − γ) x + γ T; the weight of x in T is σ_t/σ_s in all hosts here.
+            nobody = cast(Denoiser, None)  # a scheduler has no network, and this step asks none
+            step = PrecomputedStep(Tableau((), Row(x=t.sigma / s.sigma)), nobody, candidate=given)
+            made = self._stein_rule(step, state, self._stein_levels, i).x
         if made is given:
             return candidate
         return layout.pack(made / self._stein_unit(t)).to(candidate.dtype)
@@ -516,3 +512,5 @@ SteinDPMSolverMultistepScheduler = corrected(DPMSolverMultistepScheduler, Correc
 SteinUniPCMultistepScheduler = corrected(UniPCMultistepScheduler, CorrectedUniPC, unipc_solver)
 SteinHeunDiscreteScheduler = corrected(HeunDiscreteScheduler, CorrectedHeun, heun_solver)
 SteinEDMDPMSolverMultistepScheduler = corrected(EDMDPMSolverMultistepScheduler, CorrectedEDM, dpm_solver)
+HOSTS: list[type[Any]] = [SteinDPMSolverMultistepScheduler, SteinUniPCMultistepScheduler]
+HOSTS += [SteinHeunDiscreteScheduler, SteinEDMDPMSolverMultistepScheduler]
