@@ -196,25 +196,21 @@ def run(model: Model, sampler: Sampler, seeds: Sequence[int], effort: float, opt
     parts = list(sampler.batches(model, seeds, options.batch, on_step=on_step))
     pictures = options.pictures or (lambda x: x)
     first = parts[0].result
+    # The relaxation's γ for each step, 1 where it did not act; none if it never acted.
+    gammas = [float(torch.as_tensor(step.get("gamma", 1.0)).mean()) for step in first.statistics]
+    acted = any("gamma" in step for step in first.statistics)
     return Run(
         torch.cat([pictures(part.result.x).clamp(-1, 1).cpu() for part in parts]),
         first.network_calls,
         first.backward_passes,
         sum(part.seconds for part in parts),
-        gammas(first.statistics),
+        tuple(gammas) if acted else (),
     )
 
 
 def other(seeds: Sequence[int]) -> list[int]:
     """As many other seeds, none of which is compared."""
     return [seed + OTHER_SEEDS for seed in seeds]
-
-
-def gammas(statistics: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """The relaxation's γ for each step (1 where it did not act); empty if it never acted."""
-    if not any("gamma" in step for step in statistics):
-        return ()
-    return tuple(float(torch.as_tensor(step.get("gamma", 1.0)).mean()) for step in statistics)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,14 +98,7 @@ class Sampler:
             at_least("nfe", nfe, 1)
             spent = nfe
         done = Plain() if correction is None else CORRECTIONS.resolve("correction", correction)
-        for name, value in (
-            ("solver", chosen),
-            ("grid", place),
-            ("nfe", spent),
-            ("correction", done),
-            ("check", check),
-        ):
-            object.__setattr__(self, name, value)
+        vars(self).update(solver=chosen, grid=place, nfe=spent, correction=done, check=check)
 
     def levels_for(self, schedule: Schedule) -> Levels:
         """Where a run on `schedule` steps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
@@ -14,6 +15,7 @@ from steindiff.denoisers.base import Network, NetworkDenoiser
 from steindiff.levels import Level
 
 
+@dataclass(eq=False, repr=False)
 class Prediction(NetworkDenoiser):
     r"""A network f(x, t) together with the formula that turns its output into x*.
 
@@ -24,15 +26,9 @@ class Prediction(NetworkDenoiser):
         dtype: the network's own dtype; states are cast to it and the output is cast back. None: leave as is.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        time: Callable[[Level], float] = attrgetter("t"),
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.network = network
-        self.time = time
-        self.dtype = dtype
+    network: Network
+    time: Callable[[Level], float] = attrgetter("t")
+    dtype: torch.dtype | None = None
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
         inputs = x if self.dtype is None else x.to(self.dtype)
@@ -114,6 +110,7 @@ def precondition(
     return (sigma_data / total) ** 2 * x + s * sigma_data / total * f.to(x.dtype)
 
 
+@dataclass
 class Preconditioned:
     r"""A raw EDM network F with its preconditioning, as a function that denoises; see `precondition`.
 
@@ -123,16 +120,12 @@ class Preconditioned:
         dtype: F's own dtype.
     """
 
-    def __init__(
-        self,
-        network: Callable[[Tensor, Tensor], Tensor],
-        sigma_data: float = 0.5,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        number("sigma_data", sigma_data, 0.0, open_end=True)
-        self.network = network
-        self.sigma_data = sigma_data
-        self.dtype = dtype
+    network: Callable[[Tensor, Tensor], Tensor]
+    sigma_data: float = 0.5
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        number("sigma_data", self.sigma_data, 0.0, open_end=True)
 
     def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Denoise `x`, `(B, *)`, at noise levels `sigma`, `(B,)`."""

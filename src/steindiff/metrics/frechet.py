@@ -40,9 +40,7 @@ class Moments:
 
     def __init__(self, count: int, mean: Tensor, scatter: Tensor) -> None:
         if mean.ndim != 1 or scatter.shape != (len(mean), len(mean)):
-            raise ValueError(
-                f"mean and scatter must have shapes (F,) and (F, F), got {tuple(mean.shape)} and {tuple(scatter.shape)}"
-            )
+            raise ValueError(f"mean, scatter must be (F,), (F, F), got {tuple(mean.shape)}, {tuple(scatter.shape)}")
         self.count = count
         self.mean = mean.double()
         self.scatter = scatter.double()

@@ -19,10 +19,7 @@ Pull = Callable[[Tensor], Tensor]
 def attached(*tensors: Tensor) -> None:
     """Refuse results that are cut off from the state they should be differentiated by."""
     if not all(tensor.requires_grad for tensor in tensors):
-        raise RuntimeError(
-            "network gives no gradient (no_grad or detached output): let it run with gradients, or use "
-            "FiniteDifference(), which needs none"
-        )
+        raise RuntimeError("network gives no gradient (no_grad or detached output): mend it, or use FiniteDifference()")
 
 
 def proposed(step: Step, x: Tensor) -> Proposal:

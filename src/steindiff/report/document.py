@@ -70,6 +70,11 @@ class Column:
     digits: int | None = None
     badness: Callable[[float], float] | None = None
 
+    def text(self, entry: Entry) -> str:
+        """The entry's number, a dash where it has none."""
+        value = entry.numbers.get(self.key)
+        return "–" if value is None else str(value) if self.digits is None else f"{value:.{self.digits}f}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -112,9 +117,7 @@ class Report:
             counts = sorted({len(entry.images) for entry in self.entries})
             raise ValueError(f"every entry needs one image per label: {len(self.labels)} labels, {counts} images")
         if self.captions and len(self.captions) != len(self.labels):
-            raise ValueError(
-                f"captions must be one per label: {len(self.labels)} labels, {len(self.captions)} captions"
-            )
+            raise ValueError(f"captions must be one per label, {len(self.labels)}, got {len(self.captions)}")
 
     @property
     def nfes(self) -> list[int]:

@@ -13,7 +13,6 @@ from typing import Any
 from steindiff._files import write_bytes, write_text
 from steindiff.comparison import REFERENCE, Comparison, Row
 from steindiff.images import contact_sheet
-from steindiff.report import document
 from steindiff.report.document import Chart, Column, Entry, Report, asset, render
 
 BLUR = (
@@ -90,11 +89,6 @@ def contenders(comparison: Comparison, nfe: int) -> tuple[Row | None, Row | None
     return next((row for row in rows if plain(row)), None), next((row for row in rows if not plain(row)), None)
 
 
-def best(comparison: Comparison) -> dict[str, list[int]]:
-    """For each judged column the best row at each number of evaluations, by index."""
-    return document.best(report_of(comparison))
-
-
 def nfes(comparison: Comparison) -> list[int]:
     """The numbers of evaluations compared, in order."""
     return sorted({row.nfe for row in few_step(comparison)})
@@ -115,15 +109,9 @@ def by_method(comparison: Comparison, x: Callable[[Row], float]) -> list[Series]
     ]
 
 
-def ratios(row: Row) -> list[float]:
-    """σ/α where the steps start; pure noise, where it is infinite, is left out."""
-    return [sigma / alpha for sigma, alpha in row.levels[:-1] if alpha > 0]
-
-
-def stretches(row: Row) -> list[tuple[float, float]]:
-    """(σ/α, Lipschitz constant) of the steps, constants below 0.001 drawn there."""
-    steps = zip(row.levels, row.lipschitz, strict=False)
-    return [(sigma / alpha, max(value, 1e-3)) for (sigma, alpha), value in steps if alpha > 0]
+def at_levels(row: Row, values: Sequence[float]) -> Series:
+    """Values against σ/α where the steps start; pure noise, where it is infinite, is left out."""
+    return series(row, ((s / a, value) for (s, a), value in zip(row.levels, values, strict=False) if a > 0))
 
 
 def weight_lines(row: Row, weights: Sequence[Sequence[float]]) -> Iterable[Series]:
@@ -161,11 +149,11 @@ def charts(comparison: Comparison) -> list[Chart]:
         "frechet-nfe": {"*": by_method(comparison, lambda r: r.nfe)},
         "frechet-time": {"*": by_method(comparison, lambda r: 1000 * r.seconds / images)},
         "spectrum": each(lambda r: [series(r, enumerate(r.spectrum))], reference=True),
-        "grids": each(lambda r: [series(r, ([v, 0] for v in ratios(r)))], reference=True),
+        "grids": each(lambda r: [at_levels(r, [0.0] * (len(r.levels) - 1))], reference=True),
         "rho": each(lambda r: weight_lines(r, r.rho)),
         "tau": each(lambda r: weight_lines(r, r.tau)),
         "gamma": each(lambda r: [series(r, enumerate(r.gamma, 1))]),
-        "lipschitz": each(lambda r: [series(r, stretches(r))]),
+        "lipschitz": each(lambda r: [at_levels(r, [max(value, 1e-3) for value in r.lipschitz])]),
     }
     drawn: list[Chart] = json.loads(asset("charts.json"))
     for chart in drawn:

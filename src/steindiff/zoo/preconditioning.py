@@ -12,26 +12,17 @@ from steindiff.zoo.unet import UNet, UNetConfig
 
 
 class ZooNetwork(nn.Module):
-    """A network with the description of what it takes."""
+    """A network with its configuration, the shape (C, H, W) of one sample, and the number of labels K.
+
+    Label K is the null label.
+    """
 
     def __init__(self, network: UNet) -> None:
         super().__init__()
         self.network = network
-
-    @property
-    def config(self) -> UNetConfig:
-        """Configuration of the network."""
-        return self.network.config
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape (C, H, W) of one sample."""
-        return self.network.config.shape
-
-    @property
-    def num_classes(self) -> int:
-        """Number of labels K; label K is the null label."""
-        return self.network.config.num_classes
+        self.config = network.config
+        self.shape = network.config.shape
+        self.num_classes = network.config.num_classes
 
 
 class EDMPrecond(ZooNetwork):

@@ -87,9 +87,7 @@ def command(
             name for name, value in (("--solver", solver), ("--nfe", nfe), ("--method", method)) if value is not None
         ]
         if clash or len(calibration) > 1:
-            raise ValueError(
-                f"{' and '.join(clash) or 'a second --calibration'}: the calibration decides; leave it out"
-            )
+            raise ValueError(f"{' and '.join(clash) or 'a second file'}: the calibration decides; leave it out")
         (own,) = options.calibrations(subject, calibration)
         sampler, method = own.sampler(), "calibrated"
     else:

@@ -33,13 +33,12 @@ from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.grids.rules import Explicit, LogSNR
-from steindiff.integrations.diffusers import schedulers
+from steindiff.integrations.diffusers import families, schedulers
 from steindiff.integrations.diffusers.capture import capture, chunks, deviation, modules_of, parts_of, strengths
 from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
 from steindiff.integrations.diffusers.networks import Guidance, answer
 from steindiff.integrations.diffusers.schedulers import Corrected, flow_settings
 from steindiff.integrations.identity import check_identity, identify
-from steindiff.levels import Level
 from steindiff.loop import StepInfo
 from steindiff.model import Model
 from steindiff.reference import reference_run
@@ -58,27 +57,14 @@ SAID = 2**30
 
 def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
     """The scheduler class that runs `solver`, and the settings that make it do so."""
+    settings = families.settings_of(solver) or {}
     if isinstance(solver, DPMSolverMultistep):
-        settings = {
-            "algorithm_type": "dpmsolver++",
-            "solver_type": "midpoint",
-            "euler_at_final": False,
-            "solver_order": solver.nominal_order,
-            "lower_order_final": solver.lower_order_final,
-        }
         edm_host, host = schedulers.SteinEDMDPMSolverMultistepScheduler, schedulers.SteinDPMSolverMultistepScheduler
         return edm_host if edm else host, settings
     if isinstance(solver, UniPCBh1 | UniPCBh2) and solver.corrector and not edm:
-        settings = {
-            "predict_x0": True,
-            "disable_corrector": [],
-            "solver_type": "bh1" if isinstance(solver, UniPCBh1) else "bh2",
-            "solver_order": solver.predictor_order,
-            "lower_order_final": solver.lower_order_final,
-        }
         return schedulers.SteinUniPCMultistepScheduler, settings
     if isinstance(solver, Heun) and not edm:
-        return schedulers.SteinHeunDiscreteScheduler, {}
+        return schedulers.SteinHeunDiscreteScheduler, settings
     allowed = "DPMSolverMultistep" if edm else "DPMSolverMultistep, UniPCBh1 and UniPCBh2 with corrector, Heun"
     raise ValueError(f"solver must be one of {allowed} with this scheduler's family, got {solver!r}")
 
@@ -132,10 +118,10 @@ class Enough(Exception):
     """A pipeline has said all it was asked for."""
 
 
-def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Level, ...]:
-    """Where the pipeline itself would step, with its own scheduler, sigmas and shift; none where that is not known.
+def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, ...]:
+    """Where the pipeline itself would step, with its own scheduler, sigmas and shift: a rival to beat.
 
-    It is run up to its first step, on one prompt.
+    It is run up to its first step, on one prompt. Empty where its levels are not known.
     """
 
     def stop(*args: Any, **kwargs: Any) -> None:
@@ -146,22 +132,16 @@ def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Level, .
     try:
         pipe(**{**chunks(call, 1)[0], "num_inference_steps": steps, "output_type": "latent"})
     except Enough:
-        family = family_of(scheduler)
-        if hasattr(scheduler, "sigmas"):
-            return family.levels(scheduler)[:-1]
-        return tuple(map(family.schedule.level, sorted(set(scheduler.timesteps.tolist()), reverse=True)))
-    except Exception:  # this pipeline cannot run with so few steps: there is nothing to beat
         pass
+    except Exception:  # this pipeline cannot run with so few steps: there is nothing to beat
+        return ()
     finally:
         pipe.scheduler = before
-    return ()
-
-
-def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, ...]:
-    """The pipeline's own levels, as a rival its calibration must beat; none where they are not known."""
-    schedule = family_of(pipe.scheduler).schedule
+    family = family_of(scheduler)
+    schedule = family.schedule
     try:
-        levels = own_levels(pipe, steps, call)
+        times = sorted(set(scheduler.timesteps.tolist()), reverse=True)
+        levels = family.levels(scheduler)[:-1] if hasattr(scheduler, "sigmas") else tuple(map(schedule.level, times))
         # Flow pipelines begin at pure noise, where α = 0: the schedule begins a thousandth later.
         grid = Explicit(tuple(min(schedule.time(max(level.lam, -700.0)), schedule.t_max) for level in levels))
         grid(schedule, steps)
@@ -370,9 +350,7 @@ class GuidanceGuard:
         known = guidance_known(self.armed, self._answering)
         measured = self.armed.conditions.get("controlnet_scale")
         if control != measured:
-            raise ValueError(
-                f"controlnet_conditioning_scale: measured with {measured} in every step, this run has {control}"
-            )
+            raise ValueError(f"controlnet_conditioning_scale: measured with {measured}, this run has {control}")
         if self._embedded != known.embedded:
             raise ValueError(f"guidance: measured with {known.embedded} as an input, this run has {self._embedded}")
         total = sum(map(len, outputs))
@@ -464,9 +442,7 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
     if calibration is None:
         carried = pipe.scheduler.config.get("stein_calibration")
         if carried is None:
-            raise ValueError(
-                "calibration = None: the pipeline's scheduler carries none either; make one with calibrate"
-            )
+            raise ValueError("calibration = None: the pipeline's scheduler carries none; make one with calibrate")
         calibration = CalibrationSet.from_dict(carried)
     guard = None
     if check:

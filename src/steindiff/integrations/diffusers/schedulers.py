@@ -109,9 +109,7 @@ class Corrected:
         """As in diffusers; the configuration of a flow-matching scheduler gives one for flow matching."""
         if isinstance(config, Mapping) and "shift" in config and "beta_schedule" not in config:
             if "use_flow_sigmas" not in inspect.signature(cls.stock.__init__).parameters:
-                raise ValueError(
-                    f"config must not be of a FlowMatch scheduler: {cls.stock.__name__} knows no flow matching"
-                )
+                raise ValueError(f"config must not be a FlowMatch one: {cls.stock.__name__} knows no flow matching")
             kwargs = {**flow_settings(config), **kwargs}
         return super().from_config(config, return_unused_kwargs, **kwargs)  # type: ignore[misc]
 
