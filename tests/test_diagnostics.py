@@ -27,6 +27,7 @@ from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.corrections import Plain
 from steindiff.denoisers import X0, Gaussian
 from steindiff.diagnostics import (
+    candidate,
     certificate,
     difference,
     lipschitz,
@@ -34,7 +35,6 @@ from steindiff.diagnostics import (
     plot_certificate,
     plot_lipschitz,
 )
-from steindiff.diagnostics._steps import candidate
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP
 from steindiff.schedules import EDM, VP

@@ -32,7 +32,7 @@ from steindiff.calibration import Calibration
 from steindiff.corrections import CORRECTIONS
 from steindiff.corrections.base import WithHook
 from steindiff.corrections.replay import Replay
-from steindiff.diagnostics._steps import candidate, operator_norm
+from steindiff.diagnostics import candidate, operator_norm
 from steindiff.levels import Levels
 from steindiff.loop import StepInfo, sample
 from steindiff.metrics import LPIPS, Moments, RandomFeatures, psnr, spread

@@ -15,7 +15,7 @@ from steindiff.denoisers import Denoiser, EDMDenoiser, Epsilon, Guided
 from steindiff.model import Model
 from steindiff.schedules import EDM, Discrete, Schedule
 from steindiff.solvers import SOLVERS, Solver
-from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
+from steindiff.zoo import EDMPrecond, VPNoise, ZooNetwork
 
 PARAMETERISATIONS: dict[type[ZooNetwork], tuple[Callable[..., Denoiser], Callable[..., Schedule]]] = {
     EDMPrecond: (EDMDenoiser, lambda network: EDM()),

@@ -25,7 +25,7 @@ from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
-from steindiff.probes.modes import Analytic
+from steindiff.probes.hutchinson import Analytic
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
 diffusers = pytest.importorskip("diffusers")

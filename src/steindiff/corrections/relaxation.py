@@ -15,8 +15,7 @@ from steindiff.averages import mean
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
 from steindiff.probes.base import Probe, dot
-from steindiff.probes.hutchinson import VJP
-from steindiff.probes.modes import Adaptive, Analytic
+from steindiff.probes.hutchinson import VJP, Adaptive, Analytic
 from steindiff.tableau import Step
 
 

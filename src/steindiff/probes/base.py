@@ -25,15 +25,11 @@ from steindiff.tableau import Evaluation, Proposal, Step
 
 
 class Directions(ABC):
-    """A distribution of probe directions. Children are frozen dataclasses.
-
-    Attributes:
-        group: how many successive directions belong together; only different groups are independent.
-    """
+    """A distribution of probe directions. Children are frozen dataclasses."""
 
     @property
     def group(self) -> int:
-        """Size of a group of dependent directions."""
+        """How many successive directions belong together; only different groups are independent."""
         return 1
 
     def check(self, num: int) -> None:

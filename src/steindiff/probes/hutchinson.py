@@ -1,7 +1,8 @@
-r"""Averages of vᵀJv over random directions: by reverse mode (the default), forward mode, or differences."""
+r"""Averages of vᵀJv over random directions, by reverse mode or differences; and the paper's other modes."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from steindiff._checks import at_least, number
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level
 from steindiff.probes._pullback import linearised
-from steindiff.probes.base import Antithetic, Directions, Hutchinson, dot, restricted
+from steindiff.probes.base import Antithetic, Directions, Hutchinson, Probe, Probed, dot, linear, restricted
 from steindiff.tableau import Proposal, Step
 
 GRADIENTS = 0.25
@@ -156,8 +157,37 @@ class FiniteDifference(Hutchinson):
         return proposal, torch.stack([dot(row, step(x + h * row).candidate - proposal.candidate) / h for row in v])
 
 
+@dataclass(frozen=True)
+class Analytic(Probe):
+    r"""div T ≈ slope·d, the paper's analytical mode. Free, and biased by the network's share of the divergence.
+
+    For first-order steps the bias is (α_t − (σ_t/σ_s) α_s) div D: small at high noise, where D hardly depends on x.
+    """
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        return linear(step, x, error=math.nan if step.tableau.stages else 0.0)
+
+
+@dataclass(frozen=True)
+class Adaptive(Probe):
+    r"""The paper's adaptive mode: `high` while σ >= threshold, for which the paper gives no number, `low` below it."""
+
+    threshold: float = 1.0
+    high: Probe = field(default_factory=Analytic)
+    low: Probe = field(default_factory=VJP)
+
+    def __post_init__(self) -> None:
+        number("threshold", self.threshold, 0.0)
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        probe = self.high if level.sigma >= self.threshold else self.low
+        return probe(step, x, level, generator)
+
+
 VARIANTS = {
     "vjp": VJP(),
     "vjp-together": VJP(together=5),
     "finite-difference": FiniteDifference(),
+    "analytic": Analytic(),
+    "adaptive": Adaptive(),
 }

@@ -46,7 +46,7 @@ from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
 from steindiff.integrations.diffusers.networks import layout_of
 from steindiff.levels import Level, Levels
-from steindiff.probes.modes import Analytic
+from steindiff.probes.hutchinson import Analytic
 from steindiff.solvers import Solver
 from steindiff.tableau import Proposal, Row, Step, Tableau
 

@@ -1,4 +1,4 @@
-r"""What the steps of a run do to errors, measured along it.
+r"""Diagnostics: what the steps of a run do to errors, measured along it; each as data and as a plot on given axes.
 
 Local Lipschitz constants, by power iteration on JᵀJ, what they certify (Prop. 4.1), and the relaxation's γ (Thm 4.7).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,20 @@ from steindiff.tableau import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = [
+    "Certificate",
+    "Lipschitz",
+    "SteinGamma",
+    "certificate",
+    "difference",
+    "lipschitz",
+    "operator_norm",
+    "plot_certificate",
+    "plot_gammas",
+    "plot_lipschitz",
+    "sampled_gammas",
+]
 
 Push = Callable[[Function, Tensor, Tensor], Tensor]
 """A way to compute Jv for a function, a point and a direction, all `(B, *)`."""
@@ -131,10 +145,7 @@ def plot_lipschitz(data: Lipschitz, axes: Axes, label: str = "$L_T$") -> None:
         data.sigma, values.amin(1).tolist(), values.amax(1).tolist(), color=line.get_color(), alpha=0.2, linewidth=0
     )
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set(xlabel="$\\sigma$", ylabel="local Lipschitz constant of the step", xscale="log", yscale="log")
-    if not axes.xaxis_inverted():
-        axes.invert_xaxis()
-    axes.legend()
+    _over_sigma(axes, "local Lipschitz constant of the step", "log")
 
 
 @dataclass(frozen=True)
@@ -191,9 +202,7 @@ def plot_certificate(data: Certificate, axes: Axes) -> None:
     axes.plot(data.sigma, data.bound, "o-", label="bound from $L_D$")
     axes.plot(data.sigma, data.noise_bound, "s--", label="bound from $L_\\epsilon$")
     axes.axhline(1.0, color="black", linewidth=0.8, label="contraction")
-    axes.set(xlabel="$\\sigma$", ylabel="bound on $L_T$", xscale="log", yscale="log")
-    axes.invert_xaxis()
-    axes.legend()
+    _over_sigma(axes, "bound on $L_T$", "log")
 
 
 class SteinGamma(NamedTuple):
@@ -234,8 +243,12 @@ def plot_gammas(data: Sequence[SteinGamma], axes: Axes, style: str = "o-", label
     errors = [2.0 * row.error for row in data]
     sigma, values = [row.sigma for row in data], [row.gamma for row in data]
     axes.errorbar(sigma, values, yerr=errors, fmt=style, capsize=3, label=label)
-    axes.set(xlabel="$\\sigma$", ylabel="$\\gamma$", xscale="log")
-    axes.set_yscale("symlog", linthresh=1.0)
+    _over_sigma(axes, "$\\gamma$", "symlog", linthresh=1.0)
+
+
+def _over_sigma(axes: Axes, label: str, scale: Any, **settings: float) -> None:
+    axes.set(xlabel="$\\sigma$", ylabel=label, xscale="log")
+    axes.set_yscale(scale, **settings)
     if not axes.xaxis_inverted():
         axes.invert_xaxis()
     axes.legend()
