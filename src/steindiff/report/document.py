@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
 from steindiff._version import __version__
 from steindiff.images import PictureRow, data_uri, to_image
@@ -23,6 +24,8 @@ SHOWN = 48
 """The page carries the pictures of at most this many seeds; numbers are over all of them."""
 PIXELS = 48_000_000
 """The page carries at most about this many pixels: fewer seeds where pictures are large."""
+GAP, CAPTION = 2, 150
+"""Pixels between the pictures of a contact sheet, and for the titles of its rows."""
 PAPER = "https://arxiv.org/abs/2606.07835"
 
 Chart = dict[str, Any]
@@ -280,6 +283,24 @@ def content(report: Report) -> dict[str, Any]:
         "charts": list(report.charts),
         "settings": [[str(name), str(value)] for name, value in report.settings.items()],
     }
+
+
+def contact_sheet(strips: Sequence[Entry], columns: int = 12) -> Image.Image:
+    """One row for each method and number of evaluations, one column for each seed."""
+    width, height = to_image(strips[0].images[0]).size
+    zoom = max(1, round(64 / height)) if height < 160 else 160 / height
+    size = round(width * zoom), round(height * zoom)
+    columns = min(columns, len(strips[0].images))
+    sheet = Image.new("RGB", (CAPTION + columns * (size[0] + GAP), len(strips) * (size[1] + GAP)), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for j, strip in enumerate(strips):
+        y = j * (size[1] + GAP)
+        text = f"{strip.title}\n{strip.nfe} evaluations"
+        draw.multiline_text((8, y + size[1] / 2), text, fill="black", font=font, anchor="lm", spacing=3)
+        for i, x in enumerate(strip.images[:columns]):
+            tile = to_image(x).resize(size, Image.Resampling.NEAREST if zoom >= 1 else Image.Resampling.LANCZOS)
+            sheet.paste(tile, (CAPTION + i * (size[0] + GAP), y))
+    return sheet
 
 
 def asset(name: str) -> str:

@@ -12,8 +12,7 @@ from typing import Any
 
 from steindiff._files import write_bytes, write_text
 from steindiff.comparison import REFERENCE, Comparison, Row
-from steindiff.images import contact_sheet
-from steindiff.report.document import Chart, Column, Entry, Report, asset, render
+from steindiff.report.document import Chart, Column, Entry, Report, asset, contact_sheet, render
 
 BLUR = (
     "PSNR to the many-step image rewards blur. The average of all plausible images has the smallest "

@@ -89,11 +89,6 @@ def modules_of(pipe: Any) -> dict[str, nn.Module]:
     return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
 
-def own(value: Any) -> Any:
-    """A tensor with its own memory, which nobody else writes to."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
 def same(a: Any, b: Any) -> bool:
     """Whether two arguments are equal, tensors bitwise."""
     if isinstance(a, Tensor):
@@ -172,7 +167,8 @@ class Recording:
             place = next((k for k, tensor in enumerate(made) if tensor is value), None)
             if place is not None:
                 return FromSide(place)
-            return value if self.steps else own(value)
+            # Of the first step, which is kept, tensors have memory of their own, which nobody else writes to.
+            return value.clone() if isinstance(value, Tensor) and not self.steps else value
 
         self._given.append(networks.copied(given, kept))
 

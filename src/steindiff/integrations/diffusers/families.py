@@ -280,8 +280,3 @@ def unipc_solver(config: Mapping[str, Any]) -> Solver:
     solver = kind(config["solver_order"], lower_order_final=config["lower_order_final"])
     required(config, (settings_of(solver) or {}) | ({"final_sigmas_type": "sigma_min"} if kind is UniPCBh1 else {}))
     return solver
-
-
-def heun_solver(config: Mapping[str, Any]) -> Solver:
-    """Heun's method, which has no settings."""
-    return Heun()

@@ -43,11 +43,11 @@ from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
-from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
+from steindiff.integrations.diffusers.families import dpm_solver, family_of, unipc_solver
 from steindiff.integrations.diffusers.networks import layout_of
 from steindiff.levels import Level, Levels
 from steindiff.probes.hutchinson import Analytic
-from steindiff.solvers import Solver
+from steindiff.solvers import Heun, Solver
 from steindiff.tableau import Proposal, Row, Step, Tableau
 
 if TYPE_CHECKING:
@@ -508,7 +508,7 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
 
 SteinDPMSolverMultistepScheduler = corrected(DPMSolverMultistepScheduler, CorrectedMultistep, dpm_solver)
 SteinUniPCMultistepScheduler = corrected(UniPCMultistepScheduler, CorrectedUniPC, unipc_solver)
-SteinHeunDiscreteScheduler = corrected(HeunDiscreteScheduler, CorrectedHeun, heun_solver)
+SteinHeunDiscreteScheduler = corrected(HeunDiscreteScheduler, CorrectedHeun, lambda config: Heun())
 SteinEDMDPMSolverMultistepScheduler = corrected(EDMDPMSolverMultistepScheduler, CorrectedEDM, dpm_solver)
 HOSTS: list[type[Any]] = [SteinDPMSolverMultistepScheduler, SteinUniPCMultistepScheduler]
 HOSTS += [SteinHeunDiscreteScheduler, SteinEDMDPMSolverMultistepScheduler]
