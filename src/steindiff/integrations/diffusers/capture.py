@@ -33,7 +33,6 @@ from steindiff.denoisers.base import Denoiser, Wrapper
 from steindiff.integrations.diffusers import networks
 from steindiff.integrations.diffusers.families import Family, VariancePreserving, family_of
 from steindiff.integrations.diffusers.networks import Call, Dealt, FromSide, Guidance, Guided, Inputs, Layout, Time
-from steindiff.integrations.identity import uncompiled
 from steindiff.levels import Level
 from steindiff.model import Model
 
@@ -157,7 +156,7 @@ class Recording:
     def asked(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A network is called."""
         given: dict[str, Any] = {}
-        signature = inspect.signature(uncompiled(module).forward)
+        signature = inspect.signature(networks.uncompiled(module).forward)
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             kind = signature.parameters[name].kind
             given |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
@@ -537,7 +536,7 @@ def channels_of(pipe: Any, module: nn.Module) -> list[int]:
 
     autoencoders = [pipe.components.get(name) for name in ("vae", "movq", "vqvae")]
     latent = [n for part in autoencoders for n in found(part, "latent_channels", "z_dim")]
-    return latent or found(uncompiled(module), "in_channels", "out_channels")
+    return latent or found(networks.uncompiled(module), "in_channels", "out_channels")
 
 
 def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:

@@ -16,10 +16,9 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from steindiff.calibration import Calibration
-from steindiff.integrations.diffusers.networks import Guidance, denoiser
+from steindiff.integrations.diffusers.networks import Guidance, denoiser, identify
 from steindiff.integrations.diffusers.pipelines import scheduler_for, stabilize
 from steindiff.integrations.diffusers.schedulers import PUBLIC
-from steindiff.integrations.identity import identify
 from steindiff.model import Model
 from steindiff.solvers import DPMSolverMultistep
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise
