@@ -182,8 +182,7 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file, checksum included."""
-        content = {**self.settings(), "fingerprint": list(self.fingerprint)}
-        return with_checksum(content)
+        return with_checksum({**self.settings(), "fingerprint": list(self.fingerprint)})
 
     @classmethod
     def from_dict(cls, content: Any) -> Manifest:
