@@ -14,8 +14,8 @@ import torch
 
 import training_data
 from steindiff import zoo
+from steindiff import zoo as models
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, weights
-from steindiff.zoo import preconditioning as models
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "train.py"
 TINY = UNetConfig(
