@@ -54,6 +54,7 @@ def written(nodes: ModuleType) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.reader("ComfyUI inputs")
 @given(name=NAMES)
 def test_names_of_calibrations(nodes: ModuleType, written: dict[str, Any], name: Any):
     """Nothing beside the two folders is read, stat'ed or named as a target."""
@@ -65,6 +66,7 @@ def test_names_of_calibrations(nodes: ModuleType, written: dict[str, Any], name:
     refusal(lambda: loader.IS_CHANGED(name), ValueError)
 
 
+@pytest.mark.reader("ComfyUI inputs")
 @given(
     changes=st.dictionaries(st.sampled_from([*COUNTS, "solver", "name", "existing"]), HOSTILE, min_size=1, max_size=2)
 )
@@ -78,6 +80,7 @@ def test_inputs_of_calibrate(nodes: ModuleType, written: dict[str, Any], changes
     refusal(lambda: sampler.get_sampler(changes.get("solver", "auto")), (ValueError, TypeError))
 
 
+@pytest.mark.reader("ComfyUI inputs")
 @given(data=st.data(), deep=st.booleans())
 def test_calibrations_of_nodes(nodes: ModuleType, written: dict[str, Any], data: st.DataObject, deep: bool):
     """A damaged file with a right checksum is refused or used, also where only the record of the model is damaged."""
@@ -125,6 +128,7 @@ def config_of(name: str) -> dict[str, Any]:
 CONFIGS = {name: config_of(name) for name in SCHEDULERS}
 
 
+@pytest.mark.reader("diffusers schedulers")
 @pytest.mark.parametrize("name", SCHEDULERS)
 @given(data=st.data())
 def test_calibrations_in_schedulers(name: str, data: st.DataObject):
@@ -145,6 +149,7 @@ def test_calibrations_in_schedulers(name: str, data: st.DataObject):
         refusal(run, (ValueError, RuntimeError))
 
 
+@pytest.mark.reader("diffusers schedulers")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in stock schedulers
 @pytest.mark.parametrize("name", SCHEDULERS)
 @given(data=st.data())
