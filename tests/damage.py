@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,10 @@ JSON = st.recursive(
     max_leaves=8,
 )
 HOSTILE = st.sampled_from(
-    [-1, 0, 1, 2.0, -0.0, 1e300, 2**31, 2**63, 10**400, True, None, "", "x", "1", "false", "%3000000000d", [], {}, [[]]]
+    [
+        *(-1, 0, 1, 10**6, 2**31, 2**63, 10**400, 2.0, -0.0, 1e300, True, None),
+        *("", "x", "1", "false", "%3000000000d", [], {}, [[]]),
+    ]
 )
 """What breaks programs that take a file's word for it."""
 
@@ -86,13 +90,15 @@ def refusal(look: Callable[[], object], documented: type[Exception] | tuple[type
 @contextmanager
 def capped(most: int = MOST) -> Iterator[None]:
     """Inside, the process may not grow by more than `most` bytes, not even for a moment."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)  # glibc: memory kept from before would hide growth
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = memory("VmRSS")
     yield
     taken = memory("VmHWM") - before
     TAKEN["most"] = max(TAKEN["most"], taken)
-    assert taken <= most
+    assert taken <= most, f"{taken} bytes"
 
 
 def memory(field: str) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,9 +12,6 @@ import pytest
 import damage
 
 COUNTS = re.compile(r"(\d+) passing(?: examples)?, (\d+) failing")
-if "FUZZ_CASES" in os.environ:
-    with suppress(AttributeError, OSError):  # glibc's M_MMAP_THRESHOLD: memory kept from case to case would hide growth
-        ctypes.CDLL(None).mallopt(-3, 2**20)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,34 @@ def test_calibrations_of_nodes(nodes: ModuleType, written: dict[str, Any], data:
     node = nodes.NODE_CLASS_MAPPINGS["SteinDiffCalibrate"]()
     inputs = {"solver": "dpmpp-2m", "name": "torn", **COUNTS}
     refusal(lambda: node.calibrate(guider=guider(), latent_image=LATENT, **inputs), ValueError)
+
+
+SIGMAS = st.lists(
+    st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-30, 1e-3, 0.5, 1.0, 14.6, 1e30]) | st.floats(width=32),
+    max_size=4,
+)
+
+
+@pytest.mark.reader("ComfyUI inputs")
+@given(sigmas=SIGMAS | SIGMAS.map(lambda given: sorted(given, reverse=True)), flow=st.booleans())
+def test_sigmas_of_samplers(nodes: ModuleType, sigmas: list[float], flow: bool):
+    """What is linked to a sampler is sampled on as it is, or refused."""
+    (sampler,) = nodes.NODE_CLASS_MAPPINGS["SteinDiffSampler"]().get_sampler("auto")
+    guider = comfy.CFGGuider(comfy.Patcher(comfy.BaseModel((comfy.FlowCONST if flow else comfy.DiscreteEPS)())))
+    x, found = torch.ones(1, *comfy.SHAPE), []
+    guider.inner_model = guider.model_patcher.model
+    model, extra = comfy.Wrapped(guider), {"denoise_mask": None}
+    refusal(
+        lambda: found.append(
+            sampler.sampler_function(model, x, torch.tensor(sigmas), extra, disable=True, **sampler.extra_options)
+        ),
+        ValueError,
+    )
+    for out in found:
+        assert len(sigmas) < 2 or (
+            sigmas == sorted(set(sigmas), reverse=True) and 0.0 <= sigmas[-1] <= sigmas[0] < math.inf
+        )
+        assert out.isfinite().all()
 
 
 SCHEDULERS = {
