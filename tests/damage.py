@@ -35,6 +35,9 @@ ACTION = st.sampled_from(["replace", "replace", "replace", "remove", "add"])
 VALUE = HOSTILE | JSON
 NAME = st.text(max_size=5)
 
+LARGE = (b"[" + b"[]," * 330_000 + b"[]]", b'{"format":3,"sha256":"","x":[' + b'{"a":[]},' * 100_000 + b"0]}")
+"""JSON of just under 1 MB that takes as much memory as it can."""
+
 MOST = 200 * 2**20
 """Bytes that no reader may take for a file under 1 MB."""
 TAKEN = {"most": 0}

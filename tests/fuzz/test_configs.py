@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from damage import HOSTILE, JSON, edited, mutated, refusal
+from damage import HOSTILE, JSON, LARGE, edited, mutated, refusal
 from steindiff import bases, grids, sample, schedules, solvers
 from steindiff._checks import Within
 from steindiff._serialization import decode, from_config, parse_json, to_config, with_checksum
@@ -228,6 +228,8 @@ def test_calibrations_of_both_formats_are_read(place: Path, version: int):
 
 @pytest.mark.reader("calibrations")
 @given(data=st.binary(max_size=80), cut=st.integers(0, 2000))
+@example(LARGE[0], 0)
+@example(LARGE[1], 0)
 def test_calibration_bytes(place: Path, data: bytes, cut: int):
     path = place / "bytes.json"
     text = json.dumps(calibration().to_dict()).encode()

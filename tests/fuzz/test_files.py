@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import save
 
 import drills
-from damage import EDITS, HOSTILE, JSON, edited, mutated, refusal
+from damage import EDITS, HOSTILE, JSON, LARGE, edited, mutated, refusal
 from reference import save as save_statistics
 from steindiff import _weights as weights
 from steindiff._serialization import with_checksum
@@ -29,6 +29,8 @@ from steindiff.production import Images, Manifest, verify
 from steindiff.production.shards import sum_line
 
 TENSORS = save({"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, dtype=torch.bool)}, metadata={"by": "test"})
+NAMES = json.dumps({f"{i:x}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(15_000)}).encode()
+"""The header of very many tensors."""
 DTYPES = ["F32", "F16", "BF16", "BOOL", "U8", "I64", "F64", "F8_E4M3", "F6_E2M3", "U16", "C64", "X"]
 SIZES = st.sampled_from([-1, 0, 1, 2, 3, 2**31, 2**63])
 NOISE = st.none() | st.binary(max_size=80)
@@ -65,6 +67,8 @@ def look_at(folder: Path) -> None:
 
 @pytest.mark.reader("manifests")
 @given(data=st.binary(max_size=80) | JSON.map(lambda value: json.dumps(value).encode()))
+@example(LARGE[0])
+@example(LARGE[1])
 def test_manifest_bytes(made: Path, data: bytes):
     (made / "torn" / "manifest.json").write_bytes(data)
     assert "manifest.json" in (refusal(lambda: verify(made / "torn"), ValueError) or "")
@@ -161,6 +165,7 @@ def read_weights(path: Path, data: bytes) -> None:
 
 @pytest.mark.reader("weights")
 @given(edits=EDITS, cut=st.integers(0, 200), noise=NOISE)
+@example([], 0, len(NAMES).to_bytes(8, "little") + NAMES)
 def test_weights(place: Path, edits: list[tuple[int, bytes]], cut: int, noise: bytes | None):
     read_weights(place / "w.safetensors", edited(TENSORS, edits, cut) if noise is None else noise)
 
