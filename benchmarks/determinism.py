@@ -100,7 +100,9 @@ CLAIMS = {
     "threads": Claim("the number of CPU threads", ROUNDING, lambda: gap(threads=2)),
     "dtype": Claim("a float64 state instead of float32", ROUNDING, lambda: gap(dtype=torch.float64)),
     "device": Claim("a GPU instead of a CPU", ROUNDING, lambda: moved()),
-    "tf32": Claim("a GPU that may multiply in TF32, PyTorch's default, instead of a CPU", None, lambda: moved(tf32=True)),
+    "tf32": Claim(
+        "a GPU that may multiply in TF32, PyTorch's default, instead of a CPU", None, lambda: moved(tf32=True)
+    ),
     "gpu again": Claim("on a GPU, nothing: the same run again", 0.0, lambda: gap(GPU)),
     "gpu batch": Claim("on a GPU, the batch size, or the other samples of a batch", ROUNDING, lambda: batches(GPU)),
 }
@@ -132,7 +134,9 @@ def record(path: Path, device: str) -> None:
     torch.set_num_threads(1)
     known = json.loads(path.read_text())
     found = {
-        name: claim.measure() if (name in ON_GPU) == (device != "cpu") else known["claims"].get(name, {}).get("measured")
+        name: claim.measure()
+        if (name in ON_GPU) == (device != "cpu")
+        else known["claims"].get(name, {}).get("measured")
         for name, claim in CLAIMS.items()
     }
     facts = {

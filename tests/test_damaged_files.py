@@ -105,4 +105,4 @@ def test_archives_are_unpacked_bit_by_bit(tmp_path: Path, packing: int):
         np.lib.format.write_array(file, np.zeros((2, 4, 5, 3), np.uint8))
     said = refusal(lambda: next(Archive(tmp_path / "a.npz").batches(1)), ValueError)
     assert said is not None
-    assert "images.npy is packed otherwise than by deflate" in said
+    assert "images.npy must be stored or deflated" in said

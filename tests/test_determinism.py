@@ -44,7 +44,9 @@ def test_every_reader_was_fuzzed():
     there = {(path.name, *found) for path in FUZZ.glob("test_*.py") for found in marked.findall(path.read_text())}
     assert len(there) > 20
     named = re.compile(r"tests/fuzz/(\w+\.py)::(test_\w+)")
-    assert {(*(found := named.match(name)).groups()[:1], test["reader"], found[2]) for name, test in tests.items()} == there
+    assert {
+        (*(found := named.match(name)).groups()[:1], test["reader"], found[2]) for name, test in tests.items()
+    } == there
     for name, test in tests.items():
         assert test["cases"] >= 2000, name
         assert test["failures"] == 0, name

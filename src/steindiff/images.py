@@ -194,7 +194,7 @@ class Archive:
                 names = archive.namelist()
                 name = "images.npy" if "images.npy" in names else names[0]
                 if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise ValueError(f"{name} is packed otherwise than by deflate, so it may unpack to any size at once")
+                    raise ValueError(f"{name} must be stored or deflated: other packings unpack to any size at once")
                 with archive.open(name) as file:
                     version = np.lib.format.read_magic(file)
                     if version not in HEADERS:

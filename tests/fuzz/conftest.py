@@ -1,4 +1,4 @@
-"""A folder for damaged files, and what a test of a reader found: `make fuzz` tries 2,000 cases of each, the suite 40."""
+"""A folder for damaged files, and what a test of a reader found: `make fuzz` tries 2,000 cases a test, the suite 40."""
 
 from __future__ import annotations
 

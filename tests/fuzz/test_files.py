@@ -194,8 +194,6 @@ def test_pickles_are_refused(place: Path, data: bytes):
         assert "w.pt: not a whole safetensors file" in said
 
 
-
-
 @pytest.mark.reader("pictures")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # decoders warn about damaged metadata
 @given(kind=st.sampled_from(list(FORMATS)), edits=EDITS, cut=st.integers(0, 200))

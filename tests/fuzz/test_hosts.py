@@ -109,7 +109,8 @@ def test_calibrations_of_nodes(nodes: ModuleType, written: dict[str, Any], data:
 
 
 SIGMAS = st.lists(
-    st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-30, 1e-3, 0.5, 1.0, 14.6, 1e30]) | st.floats(width=32),
+    st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-30, 1e-3, 0.5, 1.0, 14.6, 1e30])
+    | st.floats(width=32),
     max_size=4,
 )
 
