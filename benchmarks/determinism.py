@@ -176,7 +176,7 @@ def tables(page: Path) -> None:
     fill(page, "faults", ["fault", "tried", "held"], body, f"\nSoak, {found['images']:,} images: {numbers}.\n")
     fuzzed = json.loads((RESULTS / "fuzz.json").read_text())
     body = [
-        [reader, *(f"{sum(test[name] for test in tests):,}" for name in ("cases", "failures")), f"{peak(tests):.0f}"]
+        [reader, *(f"{sum(test[name] for test in tests):,}" for name in ("cases", "failures")), f"{peak(tests):.1f}"]
         for reader, tests in by_reader(fuzzed["tests"].values()).items()
     ]
     fill(page, "fuzz", ["what is damaged", "cases", "failures", "memory taken, at most, MiB"], body)

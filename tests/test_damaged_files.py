@@ -86,7 +86,7 @@ def test_tiles_are_images_too(tmp_path: Path):
         assert ("16000 × 16000 pixels are too many" in (said or "")) == refused
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("PNG", "I;16"), ("JPEG", "CMYK"), ("TIFF", "F"), ("WEBP", "RGB")])
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "I;16"), ("TIFF", "F"), ("WEBP", "RGB")])
 def test_the_largest_pictures_fit(tmp_path: Path, kind: str, mode: str):
     """Before, a WebP of a kilobyte took 300 MB, and a TIFF of numbers 240."""
     path = tmp_path / f"a.{kind.lower()}"
