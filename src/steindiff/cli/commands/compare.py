@@ -24,11 +24,11 @@ from steindiff.calibrating import Recipe
 from steindiff.calibration import Calibration
 from steindiff.cli import options, subjects
 from steindiff.cli.output import Watch, note, print_json, progress, show, written
-from steindiff.comparison import REFERENCE, Calibrated, CompareOptions, Comparison, compare, default_methods
+from steindiff.comparison import CompareOptions, Comparison, calibrated, compare, default_methods
 from steindiff.models import shipped_calibration
 from steindiff.report import write
-from steindiff.report.build import results as as_json
-from steindiff.report.page import BLUR, best
+from steindiff.report.document import best
+from steindiff.report.page import BLUR, report_of, results
 from steindiff.sampler import out_of_memory
 from steindiff.solvers import SOLVERS, Solver
 from steindiff.yardsticks import YARDSTICKS
@@ -74,39 +74,44 @@ def settings(model: str, solver: str, nfe: str, seeds: range, batch: int, device
     }
 
 
+SHORT = {
+    "nfe": "NFE",
+    "honest": "own",
+    "frechet": "real",
+    "energy_ratio": "energy",
+    "spread": "spread",
+    "psnr": "PSNR",
+    "lpips": "LPIPS",
+    "network_calls": "calls",
+    "backward_passes": "backward",
+    "seconds": "seconds",
+}
+"""What the terminal calls the report's columns."""
+
+
 def table(comparison: Comparison) -> Table:
-    """The comparison for the terminal."""
-    real = any(row.frechet is not None for row in comparison.rows)
-    seen = any(row.lpips is not None for row in comparison.rows)
-    real_text = "Real: to real images. " if real else ""
+    """The comparison for the terminal: the report's columns under short names."""
+    report = report_of(comparison)
+    columns = {column.key: column for column in report.columns if column.key in SHORT}
+    real_text = "Real: to real images. " if "frechet" in columns else ""
     caption = (
         f"Own: Fréchet distance ({comparison.features}) to the model's own many-step samples of other seeds; two sets "
         f"of them are {comparison.floor:.1f} apart. {real_text}Energy: high-frequency power "
         "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR"
-        f"{' and LPIPS' * seen}: to the same seed's many-step image. Calls and backward passes are per image, seconds "
-        f"for all {len(comparison.seeds)}."
+        f"{' and LPIPS' * ('lpips' in columns)}: to the same seed's many-step image. Calls and backward passes are per "
+        f"image, seconds for all {len(comparison.seeds)}."
     )
     out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     out.add_column("method", overflow="fold", min_width=len("calibrated"))
-    columns = ["NFE", "own", "real" * real, "energy", "spread", "PSNR", "LPIPS" * seen, "calls", "backward", "seconds"]
-    for title in filter(None, columns):
-        out.add_column(title, justify="right", no_wrap=True)
-    good = best(comparison)
-    for i, row in enumerate(comparison.rows):
-        cells = {
-            "honest": f"{row.honest:.1f}",
-            **({"frechet": f"{row.frechet:.1f}"} if row.frechet is not None else {}),
-            "energy_ratio": f"{row.energy_ratio:.2f}",
-            "spread": f"{row.spread:.2f}",
-            "psnr": f"{row.psnr:.1f}" if row.method != REFERENCE else "–",
-            **({"lpips": "–" if row.lpips is None else f"{row.lpips:.3f}"} if seen else {}),
-        }
-        marked = [f"[bold green]{text}[/]" if i in good.get(key, ()) else text for key, text in cells.items()]
-        if row.method == REFERENCE or (i and row.nfe != comparison.rows[i - 1].nfe):
+    for key in columns:
+        out.add_column(SHORT[key], justify="right", no_wrap=True)
+    good = best(report)
+    for i, entry in enumerate(report.entries):
+        cells = {key: column.text(entry) for key, column in columns.items()}
+        if entry.reference or (i and entry.nfe != report.entries[i - 1].nfe):
             out.add_section()
-        out.add_row(
-            row.title, str(row.nfe), *marked, str(row.network_calls), str(row.backward_passes), f"{row.seconds:.1f}"
-        )
+        marked = [f"[bold green]{text}[/]" if i in good.get(key, ()) else text for key, text in cells.items()]
+        out.add_row(entry.title, *marked)
     return out
 
 
@@ -178,7 +183,7 @@ def command(
         )
         own |= calibrate_now(found, missing, chosen, recipe, batch)
         facts["calibrated now"] = f"{missing}, {len(recipe.seeds)} seeds"
-    methods["calibrated"] = Calibrated(calibrations=lambda model, solver, nfe: own[nfe])
+    methods["calibrated"] = calibrated(lambda model, solver, nfe: own[nfe])
     if quick:
         methods = {name: method for name, method in methods.items() if name not in ("unipc", "relaxation")}
     with progress() as bar:
@@ -201,7 +206,7 @@ def command(
         comparison = dataclasses.replace(comparison, settings={**facts, **comparison.settings})
         paths = write(comparison, out)
     if json:
-        print_json(as_json(comparison))
+        print_json(results(comparison))
         return
     show(table(comparison))
     if any(row.honest < comparison.floor for row in comparison.rows):
