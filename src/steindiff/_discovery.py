@@ -49,11 +49,9 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _remember(self, cls: Any) -> None:
         """Keep a concrete dataclass of the kind: files may name it."""
-        concrete = (
-            isinstance(cls, type) and issubclass(cls, self.kind) and not getattr(cls, "__abstractmethods__", None)
-        )
-        if concrete and dataclasses.is_dataclass(cls):
-            self._classes[cls.__name__] = cls  # type: ignore[assignment,union-attr]
+        ours = isinstance(cls, type) and issubclass(cls, self.kind) and dataclasses.is_dataclass(cls)
+        if ours and not getattr(cls, "__abstractmethods__", None):
+            self._classes[cls.__name__] = cls
 
     def add(self, name: str, value: T) -> None:
         """Offer `value` under a name."""

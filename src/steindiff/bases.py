@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from steindiff._checks import at_least
 from steindiff._discovery import Registry
 
 OPPONENT = (
@@ -126,18 +127,12 @@ class DCT(Basis):
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (2, 3, 4) or any(n < 1 for n in self.shape):
-            raise ValueError(
-                f"shape = {self.shape}: a DCT needs (channels, length), (channels, height, width) or "
-                "(channels, frames, height, width)"
-            )
-        if self.rings < 1:
-            raise ValueError(f"rings must be a whole number >= 1, got {self.rings}")
+            raise ValueError(f"shape must be (C, length), (C, H, W) or (C, frames, H, W) for a DCT, got {self.shape}")
+        at_least("rings", self.rings, 1)
         if self.rotation:
-            matrix = torch.tensor(self.rotation, dtype=torch.float64)
-            channels = self.shape[0]
-            if matrix.shape != (channels, channels) or not torch.allclose(
-                matrix @ matrix.T, torch.eye(channels, dtype=torch.float64), atol=1e-6
-            ):
+            matrix, channels = torch.tensor(self.rotation, dtype=torch.float64), self.shape[0]
+            unit = torch.eye(channels, dtype=torch.float64)
+            if matrix.shape != unit.shape or not torch.allclose(matrix @ matrix.T, unit, atol=1e-6):
                 raise ValueError(f"rotation: must be an orthonormal {channels}×{channels} matrix")
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -79,18 +79,11 @@ class ByAlignment:
 
     def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
         """The correction for runs of `steps` steps, fitted to some samples or all."""
-        return Alignment(
-            reference.basis,
-            reference.trajectory,
-            reference.groups() if fitted is None else reference.groups(fitted),
-            None if fitted is None else reference.rows(fitted),
-            below=self.below * reference.sigma_data,
-            bound=self.bound,
-            significance=self.significance,
-            terms=(1 if steps < FEW_STEPS else 3) if self.terms is None else self.terms,
-            tail=self.tail,
-            ridge=self.ridge,
-        )
+        terms = (1 if steps < FEW_STEPS else 3) if self.terms is None else self.terms
+        settings = asdict(replace(self, below=self.below * reference.sigma_data, terms=terms))
+        groups = reference.groups() if fitted is None else reference.groups(fitted)
+        rows = None if fitted is None else reference.rows(fitted)
+        return Alignment(reference.basis, reference.trajectory, groups, rows, **settings)
 
 
 Fits = Callable[..., Correction]
@@ -151,9 +144,8 @@ def calibrate(
         callback: told the progress; False stops the search and keeps the best so far (before it: raises `Cancelled`).
             So does Ctrl-C during the search.
     """
-    return calibrate_budgets(model, [nfe], solver, recipe=recipe, reference=reference, batch=batch, callback=callback)[
-        nfe
-    ]
+    made = calibrate_budgets(model, [nfe], solver, recipe=recipe, reference=reference, batch=batch, callback=callback)
+    return made[nfe]
 
 
 def calibrate_budgets(
@@ -182,9 +174,7 @@ def calibrate_budgets(
         return None if callback is None else callback(Progress("reference", info.i + 1, info.steps))
 
     if reference is None:
-        reference = reference_run(
-            model, recipe.seeds, steps=recipe.steps, to_zero=recipe.to_zero, batch=batch, callback=step
-        )
+        reference = reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=to_zero, batch=batch, callback=step)
     made: dict[int, Calibration] = {}
     for nfe in nfes:
         near = made[max(made)].levels if made else None
@@ -275,8 +265,7 @@ class Budget:
         kept, judged = self.judge(found, judging if judged_apart else lambda place: True)
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
-            statistics = self.refit(kept.trial.levels, trials.denoiser)
-            steps = tuple(step_weights(row) for row in statistics)
+            steps = tuple(map(step_weights, self.refit(kept.trial.levels, trials.denoiser)))
         spent = plain.denoiser.calls + trials.denoiser.calls - calls
         return Calibration(
             solver=self.solver,
@@ -346,9 +335,8 @@ def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
     rho, tau = statistics.get("rho"), statistics.get("tau", ())
     if rho is None or not (bool((rho != 1.0).any()) or any(bool(row.any()) for row in tau)):
         return StepWeights()
-    return StepWeights(
-        tuple(rho.tolist()), tuple(tuple(row.tolist()) for row in tau), tuple(statistics["error"].tolist())
-    )
+    rows, error = tuple(tuple(row.tolist()) for row in tau), tuple(statistics["error"].tolist())
+    return StepWeights(tuple(rho.tolist()), rows, error)
 
 
 @torch.no_grad()

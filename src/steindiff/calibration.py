@@ -110,13 +110,10 @@ class Calibration:
         if not found and self.fingerprint:
             gap = fingerprint_gap(model.fingerprint, self.fingerprint)
             if gap > SAME_MODEL:
-                found.append(
-                    f"network: its answer differs by {gap:.1%} from the one measured, at most {SAME_MODEL:.0%} may"
-                )
+                found.append(f"network: its answer differs by {gap:.1%} from the one measured, over {SAME_MODEL:.0%}")
         if found:
-            raise ValueError(
-                f"calibration does not fit the model: {'; '.join(found)}; calibrate it, or use sampler(check=False)"
-            )
+            why = "; ".join(found)
+            raise ValueError(f"calibration does not fit the model: {why}; calibrate it, or use sampler(check=False)")
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file, checksum included."""

@@ -80,7 +80,7 @@ class Package:
             lines = [line.strip() for line in error.stderr.splitlines() if line.strip()]
             reason = lines[-1] if lines else f"exit code {error.returncode}"
             raise Unavailable(
-                f"{self.spec}: {command[0]} could not download it, is there network access? ({reason})"
+                f"{self.spec}: {command[0]} cannot download it; is there a network? ({reason})"
             ) from error
 
 

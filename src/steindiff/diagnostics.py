@@ -141,9 +141,8 @@ def plot_lipschitz(data: Lipschitz, axes: Axes, label: str = "$L_T$") -> None:
     values = data.transition.cpu()
     middle = values.median(1).values
     (line,) = axes.plot(data.sigma, middle.tolist(), "o-", label=label)
-    axes.fill_between(
-        data.sigma, values.amin(1).tolist(), values.amax(1).tolist(), color=line.get_color(), alpha=0.2, linewidth=0
-    )
+    low, high = values.amin(1).tolist(), values.amax(1).tolist()
+    axes.fill_between(data.sigma, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.axhline(1.0, color="black", linewidth=0.8)
     _over_sigma(axes, "local Lipschitz constant of the step", "log")
 

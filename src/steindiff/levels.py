@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 if TYPE_CHECKING:
@@ -88,19 +89,14 @@ class Levels(Sequence[Level]):
             raise ValueError(f"levels must hold at least 2 levels (one step), got {len(self.levels)}")
         for i, level in enumerate(self.levels):
             if not all(abs(v) <= LARGEST for v in level) or level.alpha < 0 or level.sigma < 0:
-                raise ValueError(
-                    f"levels[{i}] = {level}: t, alpha and sigma must be finite, at most {LARGEST:g}, alpha, sigma >= 0"
-                )
+                raise ValueError(f"levels[{i}] must be finite, <= {LARGEST:g}, alpha and sigma >= 0, got {level}")
             if not 0.0 < level.told < math.inf:
                 raise ValueError(f"levels[{i}].told must be finite and > 0, got {level.told}")
             if level.alpha == level.sigma == 0.0:
                 raise ValueError(f"levels[{i}] = {level}: alpha and sigma must not both be 0")
-        for i in range(self.steps):
-            if not self.levels[i].ratio > self.levels[i + 1].ratio:
-                raise ValueError(
-                    f"levels[{i + 1}]: sigma/alpha = {self.levels[i + 1].ratio:.6g} does not lie below "
-                    f"{self.levels[i].ratio:.6g} of levels[{i}]; noise must strictly decrease"
-                )
+        for i, (a, b) in enumerate(pairwise(level.ratio for level in self.levels)):
+            if not a > b:
+                raise ValueError(f"levels[{i + 1}] must have less noise than the one before, got {b:.6g} after {a:.6g}")
 
     @property
     def steps(self) -> int:

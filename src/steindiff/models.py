@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from steindiff import zoo
 from steindiff._checks import number
@@ -27,13 +29,14 @@ CALIBRATIONS = Path(__file__).parent / "zoo" / "calibrations"
 """Shipped calibrations: MODEL-SOLVER-NFE.json."""
 
 
+@dataclass(frozen=True)
 class ByLabel:
     """The denoiser of given seeds, whose label is their remainder modulo the number of classes."""
 
-    def __init__(
-        self, network: Callable[..., torch.Tensor], wrap: Callable[..., Denoiser], classes: int, guidance: float = 1.0
-    ) -> None:
-        self.network, self.wrap, self.classes, self.guidance = network, wrap, classes, guidance
+    network: Callable[..., Tensor]
+    wrap: Callable[..., Denoiser]
+    classes: int
+    guidance: float = 1.0
 
     def label(self, seed: int) -> int:
         """The label of a seed."""
@@ -45,9 +48,7 @@ class ByLabel:
         return conditional if self.guidance == 1.0 else Guided(conditional, self.wrap(self.network), self.guidance)
 
 
-def on_device(
-    network: Callable[..., torch.Tensor], x: torch.Tensor, t: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
+def on_device(network: Callable[..., Tensor], x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
     """Call a network with labels where its state is."""
     return network(x, t, labels=labels.to(x.device))
 

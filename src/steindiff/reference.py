@@ -195,12 +195,13 @@ def reference_run(
     levels = LogSNR(to_zero=to_zero)(model.schedule.finite_start(), steps)
     levels = Levels(levels.levels, model.schedule)
     batches = in_batches(seeds, batch)
-    if len(batches) < rank().world:
+    share = rank()
+    if len(batches) < share.world:
         raise ValueError(
-            f"batch must leave one for each of {rank().world} processes, got {batch} for {len(seeds)} seeds"
+            f"batch must leave one for each of {share.world} processes, got {batch} for {len(seeds)} seeds"
         )
     # Whole batches, so that each is what one process alone would evaluate.
-    own = tuple(seed for part in rank().slice(batches) for seed in part)
+    own = tuple(seed for part in share.slice(batches) for seed in part)
     model.check_once(own[:batch])
     denoiser = model.denoiser_for(own, batch)
     calls = denoiser.calls

@@ -208,9 +208,7 @@ class Sampler:
                     if not out_of_memory(error):
                         raise
                     if not shrink or len(part) == 1:
-                        raise MemoryError(
-                            f"batch = {len(part)} does not fit in memory; choose a smaller one"
-                        ) from error
+                        raise MemoryError(f"batch = {len(part)} does not fit in memory; take a smaller one") from error
                     rest = [seed for later in todo for seed in later]
                     todo, coming = in_batches(rest, max(1, len(part) // 2)), None
                     told(len(part), StepInfo(-1, levels.steps, state, levels[0], None))
@@ -221,6 +219,5 @@ class Sampler:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a batch did not fit."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    )
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

@@ -132,39 +132,30 @@ class Trial:
     mismatch: float
 
 
+@dataclass
 class Trials:
     """Coarse runs of a reference's seeds."""
 
-    def __init__(
-        self,
-        reference: ReferenceRun,
-        solver: Solver,
-        correction: Correction,
-        objective: Mismatch,
-        told: Callable[[float], None] = lambda mismatch: None,
-    ) -> None:
-        self.reference, self.solver, self.correction, self.objective, self.told = (
-            reference,
-            solver,
-            correction,
-            objective,
-            told,
-        )
-        self.denoiser = reference.model.denoiser_for(reference.local_seeds, reference.batch)
-        self.unit = reference.model.noise(reference.local_seeds, Level(0.0, 1.0, 1.0))
+    reference: ReferenceRun
+    solver: Solver
+    correction: Correction
+    objective: Mismatch
+    told: Callable[[float], None] = lambda mismatch: None
+
+    def __post_init__(self) -> None:
+        model, seeds = self.reference.model, self.reference.local_seeds
+        self.denoiser = model.denoiser_for(seeds, self.reference.batch)
+        self.unit = model.noise(seeds, Level(0.0, 1.0, 1.0))
 
     @torch.no_grad()
     def __call__(self, levels: Levels, like: Trial | None = None) -> Trial:
         """Run over `levels`, from where they leave those of an earlier trial."""
-        same = 0
-        if like is not None and like.levels.steps == levels.steps:
+        states = [State(0, self.unit * levels[0].sigma)]
+        known: tuple[Evaluation, ...] = ()
+        if like is not None and like.levels.steps == levels.steps and like.levels[0] == levels[0]:
             pairs = zip(levels, like.levels, strict=True)
             same = next((i for i, (a, b) in enumerate(pairs) if a != b), levels.steps)
-        start = max(same - 1, 0)
-        states = (
-            list(like.states[: start + 1]) if like is not None and same else [State(0, self.unit * levels[0].sigma)]
-        )
-        known = like.evaluations if like is not None and same else ()
+            states, known = list(like.states[:same]), like.evaluations
         denoiser = Remembering(self.denoiser, known)
         evaluations = [e for e in known if any(e.x is state.x for state in states[:-1])]
         for i in range(len(states) - 1, levels.steps):
@@ -174,9 +165,8 @@ class Trials:
         residuals = self.objective.residuals(states[-1].x)
         mismatch = float(residuals.dot(residuals))
         self.told(mismatch)
-        return Trial(
-            levels, tuple(states), tuple(evaluations), residuals, mismatch if math.isfinite(mismatch) else math.inf
-        )
+        mismatch = mismatch if math.isfinite(mismatch) else math.inf
+        return Trial(levels, tuple(states), tuple(evaluations), residuals, mismatch)
 
 
 class Coordinate(NamedTuple):

@@ -100,9 +100,8 @@ class Balance(Correction):
         coefficients = self.basis.forward(x)
         effective = (self.basis.forward(candidate) - r * coefficients) / b
         energy = self.energy.to(x.device).expand(len(x), -1)
-        found = balance(
-            self.basis.average(effective.square()), self.basis.average(coefficients * effective), energy, s, t
-        )
+        own, cross = (self.basis.average(z * effective) for z in (effective, coefficients))
+        found = balance(own, cross, energy, s, t)
         rho = found.rho.clamp(1.0 / self.bound, self.bound)
         rho = torch.where((rho - 1.0).abs() > self.significance * found.error, rho, torch.ones_like(rho))
         # r x + b ρ D̄ = T + B⁻¹[(ρ − 1) ⊙ B(T − r x)].

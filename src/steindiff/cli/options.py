@@ -37,9 +37,7 @@ Prompts = Annotated[
 ]
 Solver = Annotated[
     str,
-    typer.Option(
-        help="Solver, e.g. ddim, dpmpp-2m, dpmpp-3m, heun, unipc-bh2-2.", autocompletion=lambda: list(SOLVERS)
-    ),
+    typer.Option(help="Solver, as ddim, dpmpp-2m, dpmpp-3m, heun, unipc-bh2-2.", autocompletion=lambda: list(SOLVERS)),
 ]
 Grid = Annotated[str, typer.Option(help=f"Grid: {', '.join(GRIDS)}.", autocompletion=lambda: list(GRIDS))]
 Nfe = Annotated[int, typer.Option(help="Network evaluations per image.")]
@@ -52,9 +50,7 @@ Guidance = Annotated[
     typer.Option(help="Scale of classifier-free guidance; 1 is the conditional model, or a pipeline's own scale."),
 ]
 Batch = Annotated[int, typer.Option(help="Images evaluated together.")]
-Calibrations = Annotated[
-    list[Path] | None, typer.Option("--calibration", help="Calibration file to use instead of a shipped one.")
-]
+Calibrations = Annotated[list[Path] | None, typer.Option("--calibration", help="File to use instead of a shipped one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -176,9 +176,7 @@ def of_pipeline(name: str, guidance: float, device: str, prompts: Sequence[str],
     decode, channels = pictures(pipe, model.shape)
 
     def calibrate(model: Model, nfes: Sequence[int], solver: Solver, recipe: Recipe, batch: int, callback: Any) -> Any:
-        made = host.calibrate(
-            pipe, nfe=list(nfes), solver=solver, recipe=recipe, batch=batch, progress=callback, **call
-        )
-        return {one.nfe: one for one in made.calibrations}
+        settings = {"solver": solver, "recipe": recipe, "batch": batch, "progress": callback}
+        return {one.nfe: one for one in host.calibrate(pipe, nfe=list(nfes), **settings, **call).calibrations}
 
     return Subject(model, decode, channels, calibrate)

@@ -94,9 +94,7 @@ class EDMDenoiser(NetworkDenoiser):
         return self.evaluate(x if level.alpha == 1.0 else x / level.alpha, sigma).to(x.dtype)
 
 
-def precondition(
-    network: Callable[[Tensor, Tensor], Tensor], x: Tensor, sigma: Tensor, sigma_data: float = 0.5
-) -> Tensor:
+def precondition(network: Network, x: Tensor, sigma: Tensor, sigma_data: float = 0.5) -> Tensor:
     r"""EDM preconditioning of a raw network F: D_θ(x; σ) = c_skip x + c_out F(c_in x; c_noise).
 
     c_skip = σ_d²/(σ² + σ_d²), c_out = σ σ_d/√(σ² + σ_d²), c_in = 1/√(σ² + σ_d²), c_noise = ln(σ)/4. All but F itself is
@@ -120,7 +118,7 @@ class Preconditioned:
         dtype: F's own dtype.
     """
 
-    network: Callable[[Tensor, Tensor], Tensor]
+    network: Network
     sigma_data: float = 0.5
     dtype: torch.dtype = torch.float32
 

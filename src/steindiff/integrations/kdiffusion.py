@@ -113,9 +113,8 @@ def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma
     if not 0.0 < sigma_min < sigma_max:
         raise ValueError(f"sigma_min must be > 0 and below sigma_max, got {sigma_min} and {sigma_max}")
     schedule = Flow(sigma_min, min(sigma_max, 1.0)) if denoiser.flow else EDM(sigma_min, sigma_max)
-    return Model(
-        denoiser, schedule, tuple(shape), device=denoiser.device or "cpu", name=type(denoiser.model).__name__
-    ).trust()
+    device, name = denoiser.device or "cpu", type(denoiser.model).__name__
+    return Model(denoiser, schedule, tuple(shape), device=device, name=name).trust()
 
 
 def levels_of(sigmas: Tensor, *, flow: bool = False) -> Levels:

@@ -201,7 +201,7 @@ class Manifest:
             return cls.from_dict(read_json(path))
         except ValueError as error:
             raise ValueError(
-                f"{path}: {error}; where the settings are known, remove this file and produce again: sound shards stay"
+                f"{path}: {error}; remove it and produce again with the same settings: shards stay"
             ) from None
 
     def enter(self, folder: Path) -> None:

@@ -156,10 +156,8 @@ def of_images(
         columns.append(Column("psnr", f"PSNR to the {many.nfe}-evaluation image, dB", 2, lambda value: -value))
         columns.append(Column("spread", "spread", 2, lambda value: abs(value - 1)))
     numbers = {key: value for entry in entries for key, value in entry.numbers.items()}
-    given = {
-        key: value for key, value in numbers.items() if key not in ("psnr", "spread") and not key.endswith("_interval")
-    }
-    columns += [Column(key, key.replace("_", " "), 3 if isinstance(given[key], float) else None) for key in given]
+    given = [key for key in numbers if key not in ("psnr", "spread") and not key.endswith("_interval")]
+    columns += [Column(key, key.replace("_", " "), 3 if isinstance(numbers[key], float) else None) for key in given]
     pick = few[-1] if few else entries[-1]
     return Report(
         title=title,
@@ -257,7 +255,10 @@ def content(report: Report) -> dict[str, Any]:
     shown = max(1, min(SHOWN, PIXELS // (width * height * len(report.entries))))
     methods = {entry.key: entry for entry in report.entries}
     left, right = report.sides or (report.entries[0].key, report.entries[-1].key)
-    cells = [{"title": e.title, "nfe": e.nfe, **e.numbers} for e in report.entries]
+    rows = [
+        {"index": i, "method": e.key, "reference": e.reference, "title": e.title, "nfe": e.nfe, **e.numbers}
+        for i, e in enumerate(report.entries)
+    ]
     return {
         "version": __version__,
         "links": links(),
@@ -274,9 +275,7 @@ def content(report: Report) -> dict[str, Any]:
         "captions": list(report.captions)[:shown],
         "smooth": height >= 128,
         "columns": [{"key": c.key, "title": c.title, "digits": c.digits} for c in report.columns],
-        "rows": [
-            {"index": i, "method": e.key, "reference": e.reference, **cells[i]} for i, e in enumerate(report.entries)
-        ],
+        "rows": rows,
         "best": best(report),
         "tiles": {str(nfe): list(tiles) for nfe, tiles in report.tiles.items()},
         "pictures": [[data_uri(x) for x in entry.images[:shown]] for entry in report.entries],

@@ -103,9 +103,8 @@ def by_method(comparison: Comparison, x: Callable[[Row], float]) -> list[Series]
     lines: dict[str, list[Row]] = {}
     for row in comparison.rows:
         lines.setdefault(row.method, []).append(row)
-    return [
-        series(rows[0], sorted((x(row), row.honest, *row.honest_interval) for row in rows)) for rows in lines.values()
-    ]
+    points = {key: sorted((x(row), row.honest, *row.honest_interval) for row in rows) for key, rows in lines.items()}
+    return [series(rows[0], points[key]) for key, rows in lines.items()]
 
 
 def at_levels(row: Row, values: Sequence[float]) -> Series:

@@ -147,13 +147,9 @@ def command(
             autocompletion=lambda: list(YARDSTICKS),
         ),
     ] = "random",
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A look in about a minute on two cores: few images, a rough calibration.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A look in a minute: few images, rough calibration.")] = False,
     lipschitz: Annotated[bool, typer.Option(help="Measure local Lipschitz constants on one seed.")] = True,
-    out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png and results.json.")] = Path(
-        "steindiff-out"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png, results.json.")] = Path("steindiff-out"),
     json: options.Json = False,
 ) -> None:
     """Sample the same seeds without and with SteinDiff; print the numbers, write a report.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -100,10 +100,7 @@ class Evaluation:
         """Look at images through a network."""
         world = rank().world
         if len(images) <= self.batch * (world - 1):
-            raise ValueError(
-                f"batch = {self.batch}: {len(images)} images are fewer than a batch for each of {world} processes; "
-                "choose a smaller one"
-            )
+            raise ValueError(f"batch must leave one for each of {world} processes, got {self.batch} of {len(images)}")
         kept: list[Tensor] = []
 
         def features(part: Tensor) -> Tensor:
@@ -199,18 +196,10 @@ class Evaluation:
         logits = self.see(self.samples, metrics.inception_classifier(self.device), keep=True).features
         return metrics.inception_score(logits, splits=min(10, len(logits)))._asdict()
 
-    def frechet(self, load: Callable[[], Callable[[Tensor], Tensor]]) -> float:
+    def frechet(self, load: Callable[[str], Callable[[Tensor], Tensor]]) -> float:
         """Fréchet distance of the features of a network, which is loaded once there is something to compare with."""
-        real, network = self.real, load()
+        real, network = self.real, load(self.device)
         return frechet_distance(*(self.see(images, network).moments for images in (self.samples, real)))
-
-    def fd_efficientnet(self) -> float:
-        """Fréchet distance of EfficientNet features, of another design than Inception's."""
-        return self.frechet(lambda: metrics.EfficientNetFeatures.load(datasets.efficientnet(), self.device))
-
-    def fd_dinov2(self) -> float:
-        """Fréchet distance of DINOv2 features."""
-        return self.frechet(lambda: metrics.dinov2_features(self.device))
 
 
 METRICS: dict[str, Callable[[Evaluation], Any]] = {
@@ -219,8 +208,8 @@ METRICS: dict[str, Callable[[Evaluation], Any]] = {
     "kid": Evaluation.kid,
     "precision-recall": Evaluation.precision_recall,
     "is": Evaluation.inception_score,
-    "fd-efficientnet": Evaluation.fd_efficientnet,
-    "fd-dinov2": Evaluation.fd_dinov2,
+    "fd-efficientnet": lambda e: e.frechet(partial(metrics.EfficientNetFeatures.load, datasets.efficientnet())),
+    "fd-dinov2": lambda e: e.frechet(metrics.dinov2_features),
 }
 """The measures by name."""
 
@@ -232,17 +221,12 @@ def command(
     samples: Annotated[Path, typer.Argument(help="What `steindiff sample` wrote, a folder of images, or a .npz file.")],
     reference: Annotated[
         str | None,
-        typer.Option(
-            help=f"What to compare with: shipped statistics ({', '.join(SHIPPED)}, FID only), a folder or a .npz file."
-        ),
+        typer.Option(help=f"Shipped statistics ({', '.join(SHIPPED)}; FID only), or a folder or .npz file of images."),
     ] = None,
     names: Annotated[
         str, typer.Option("--metrics", help="Measures, several as fid,kid.", autocompletion=lambda: list(METRICS))
     ] = ",".join(METRICS),
-    model: Annotated[
-        str | None,
-        typer.Option(help="Embedded model, or what else made the images; default: what their manifest names."),
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="What made the images; default: as their manifest says.")] = None,
     device: options.Device = "auto",
     batch: options.Batch = 50,
     json: options.Json = False,
@@ -280,15 +264,8 @@ def command(
     if not found:
         raise ValueError("metrics: none of those asked for could be measured")
     if json:
-        print_json(
-            {
-                "samples": len(images),
-                "reference": reference,
-                **found,
-                "remarks": evaluation.remarks,
-                "not_measured": reasons,
-            }
-        )
+        said = {"remarks": evaluation.remarks, "not_measured": reasons}
+        print_json({"samples": len(images), "reference": reference, **found, **said})
         return
     show(f"{len(images)} images" + (f" against {text(reference)}" if reference else ""))
     for name, value in found.items():

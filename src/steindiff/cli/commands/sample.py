@@ -58,9 +58,7 @@ def command(
     prompt: options.Prompts = None,
     batch: Annotated[int, typer.Option(help="Images evaluated together; part of the set's settings.")] = 16,
     shard: Annotated[int, typer.Option(help="Images in a file; a kill loses no more than these.")] = 500,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile the network first: a minute or so, then faster on a GPU.")
-    ] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile first: a minute, then faster on a GPU.")] = False,
     png: Annotated[bool, typer.Option("--png", help="Write one PNG per seed, too, to OUT/png.")] = False,
     npz: Annotated[bool, typer.Option("--npz", help="Write all images, too, to OUT/images.npz.")] = False,
     json: options.Json = False,
@@ -83,9 +81,8 @@ def command(
         )
     subject = found.model
     if calibration:
-        clash = [
-            name for name, value in (("--solver", solver), ("--nfe", nfe), ("--method", method)) if value is not None
-        ]
+        options_given = {"--solver": solver, "--nfe": nfe, "--method": method}
+        clash = [name for name, value in options_given.items() if value is not None]
         if clash or len(calibration) > 1:
             raise ValueError(f"{' and '.join(clash) or 'a second file'}: the calibration decides; leave it out")
         (own,) = options.calibrations(subject, calibration)

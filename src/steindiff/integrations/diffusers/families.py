@@ -60,14 +60,10 @@ class Family(ABC):
 
     def denoiser(self, network: Network) -> Denoiser:
         """The denoiser of `network`, which takes a pipeline's states and timesteps; thresholded if configured so."""
-        denoiser = self.predict(network)
-        if self.config.get("thresholding"):
-            return DynamicThreshold(
-                denoiser, self.config["dynamic_thresholding_ratio"], self.config["sample_max_value"]
-            )
-        if self.config.get("clip_sample"):
-            return StaticThreshold(denoiser, self.config["clip_sample_range"])
-        return denoiser
+        denoiser, config = self.predict(network), self.config
+        if config.get("thresholding"):
+            return DynamicThreshold(denoiser, config["dynamic_thresholding_ratio"], config["sample_max_value"])
+        return StaticThreshold(denoiser, config["clip_sample_range"]) if config.get("clip_sample") else denoiser
 
     def levels(self, scheduler: Any) -> Levels:
         """The levels of the run a scheduler has been set to, in one entry a step whatever the scheduler's order."""

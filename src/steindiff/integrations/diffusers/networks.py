@@ -183,9 +183,7 @@ def layout_of(state: Sequence[int], shape: Sequence[int]) -> Layout:
     raise ValueError(f"sample: one has shape {state}, but the calibration is for {shape} (another resolution or model)")
 
 
-def layout_from(
-    state: Sequence[int], channels: Sequence[int], packed: Iterable[tuple[Tensor, Tensor]]
-) -> Layout | None:
+def layout_from(state: Sequence[int], channels: list[int], packed: Iterable[tuple[Tensor, Tensor]]) -> Layout | None:
     """The layout of a recorded state, found by what the pipeline itself did; None if it cannot be told.
 
     `packed` are latents that the pipeline made tokens of, and the tokens; `channels` how many a sample may have.

@@ -476,10 +476,8 @@ def check_network(calibration: Calibration, pipe: Any) -> None:
                 ) from None
         elif known is not None or module is not None:
             raise ValueError(f"{name}: the calibration was measured with{'out' if known is None else ''} one")
-    if "boundary" in conditions and conditions["boundary"] != pipe.config["boundary_ratio"]:
-        raise ValueError(
-            f"boundary_ratio: measured with {conditions['boundary']}, the pipeline has {pipe.config['boundary_ratio']}"
-        )
+    if "boundary" in conditions and conditions["boundary"] != (given := pipe.config["boundary_ratio"]):
+        raise ValueError(f"boundary_ratio: measured with {conditions['boundary']}, the pipeline has {given}")
 
 
 def report(
