@@ -12,8 +12,7 @@ import torch.multiprocessing as mp
 from paper_only.probes import JVP, Exact, Normal
 from problems import FLOAT, Nonlinear
 from steindiff import GRIDS, SOLVERS, noise, sample
-from steindiff._distributed import Rank, gather, shard
-from steindiff.averages import mean, ratio_error
+from steindiff._distributed import Rank, gather, mean, ratio_error, shard
 from steindiff.bases import Identity
 from steindiff.corrections import Relaxation
 from steindiff.corrections.alignment import Groups

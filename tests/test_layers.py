@@ -13,7 +13,7 @@ SOURCE = Path(steindiff.__file__).parent
 LAYERS = (
     ("_version", "_files", "_checks", "_environment", "_progress", "phi"),
     ("_serialization", "_discovery", "_distributed", "_weights"),
-    ("averages", "levels"),
+    ("levels",),
     ("tableau", "schedules"),
     ("grids", "solvers", "seeding", "bases", "images"),
     ("denoisers",),

@@ -14,7 +14,7 @@ from paper_only.coefficients import couple, coupled_gammas, decay, gammas, ideal
 from paper_only.probes import Exact
 from problems import FLOAT, PROBLEMS, Nonlinear
 from steindiff import GRIDS, SCHEDULES, SOLVERS, load, noise, sample
-from steindiff.averages import mean
+from steindiff._distributed import mean
 from steindiff.comparison import default_methods
 from steindiff.corrections import (
     Clamped,

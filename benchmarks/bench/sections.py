@@ -29,8 +29,7 @@ from steindiff.loop import sample
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
 from steindiff.probes import VJP, Adaptive, Analytic
-from steindiff.probes._pullback import pullback
-from steindiff.probes.hutchinson import fitting
+from steindiff.probes.hutchinson import fitting, pullback
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM
 from steindiff.seeding import noise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from steindiff.averages import mean, ratio_error
+from steindiff._distributed import mean, ratio_error
 from steindiff.corrections.base import Correction, Transition, WithHook
 from steindiff.corrections.relaxation import stein_numerator
 from steindiff.denoisers.base import Denoiser

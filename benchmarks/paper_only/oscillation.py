@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from steindiff.averages import mean
+from steindiff._distributed import mean
 from steindiff.probes.base import dot
 
 if TYPE_CHECKING:

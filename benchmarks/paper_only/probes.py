@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from steindiff.levels import Level
-from steindiff.probes._pullback import linearised, proposed
 from steindiff.probes.base import Directions, Hutchinson, Probe, Probed, dot, joined_evaluations, linear, restricted
-from steindiff.probes.hutchinson import VJP, forward_mode
+from steindiff.probes.hutchinson import VJP, forward_mode, linearised, proposed
 from steindiff.tableau import Evaluation, Proposal, Step
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from steindiff.denoisers import Denoiser
 from steindiff.levels import Level, Levels
-from steindiff.probes._pullback import pullback
+from steindiff.probes.hutchinson import pullback
 from steindiff.reference import Trajectory
 
 NODES = 64

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least
-from steindiff.averages import ratio_error
+from steindiff._distributed import ratio_error
 from steindiff.corrections.base import WithHook
 from steindiff.corrections.relaxation import stein_numerator
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
-from steindiff.probes._pullback import Function, proposed, pullback
 from steindiff.probes.base import Probe, dot
-from steindiff.probes.hutchinson import VJP, pushforward
+from steindiff.probes.hutchinson import VJP, Function, proposed, pullback, pushforward
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
 

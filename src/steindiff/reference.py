@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least
-from steindiff._distributed import all_reduce_sum, rank
-from steindiff.averages import mean
+from steindiff._distributed import all_reduce_sum, mean, rank
 from steindiff.bases import Basis, natural_basis
 from steindiff.corrections.alignment import Groups
 from steindiff.grids.rules import LogSNR

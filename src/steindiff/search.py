@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least, number
-from steindiff._distributed import gather
-from steindiff.averages import mean
+from steindiff._distributed import gather, mean
 from steindiff.bases import Basis, band_index, band_sizes
 from steindiff.corrections.alignment import TINY, Groups, weights_of
 from steindiff.corrections.base import Correction

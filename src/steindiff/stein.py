@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least, number
-from steindiff._distributed import local_only
-from steindiff.averages import mean, standard_error
+from steindiff._distributed import local_only, mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
 from steindiff.denoisers.base import Denoiser

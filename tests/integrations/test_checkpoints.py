@@ -18,7 +18,7 @@ from steindiff.denoisers import Gaussian
 from steindiff.grids import Karras
 from steindiff.integrations import edm
 from steindiff.integrations.score_sde import ve_denoiser, vp_denoiser
-from steindiff.probes._pullback import pullback
+from steindiff.probes.hutchinson import pullback
 from steindiff.schedules import EDM, VE, VP, SubVP
 from steindiff.solvers import Heun
 

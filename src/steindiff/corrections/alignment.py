@@ -35,8 +35,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least, number
-from steindiff._distributed import gather
-from steindiff.averages import mean, standard_error
+from steindiff._distributed import gather, mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels, linear

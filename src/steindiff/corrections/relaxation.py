@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steindiff._checks import at_least, number
-from steindiff.averages import mean
+from steindiff._distributed import mean
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
 from steindiff.probes.base import Probe, dot
