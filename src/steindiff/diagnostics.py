@@ -28,20 +28,6 @@ from steindiff.tableau import Step
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "Certificate",
-    "Lipschitz",
-    "SteinGamma",
-    "certificate",
-    "difference",
-    "lipschitz",
-    "operator_norm",
-    "plot_certificate",
-    "plot_gammas",
-    "plot_lipschitz",
-    "sampled_gammas",
-]
-
 Push = Callable[[Function, Tensor, Tensor], Tensor]
 """A way to compute Jv for a function, a point and a direction, all `(B, *)`."""
 

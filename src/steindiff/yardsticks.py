@@ -29,8 +29,7 @@ class InceptionPool:
 
     def __call__(self, images: Tensor) -> Tensor:
         pixels = to_uint8(images).expand(-1, 3, -1, -1)
-        features: Tensor = self.network(pixels.to(self.device)).cpu()
-        return features
+        return self.network(pixels.to(self.device)).cpu()
 
 
 def lpips(model: Model) -> LPIPS | None:

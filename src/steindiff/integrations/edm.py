@@ -210,5 +210,4 @@ def denoiser(network: Any, labels: Sequence[int] | None = None) -> EDMDenoiser:
 
 
 def _labelled(network: Any, onehot: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-    out: Tensor = network(x, sigma, onehot.to(x.device))
-    return out
+    return network(x, sigma, onehot.to(x.device))

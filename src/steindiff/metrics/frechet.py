@@ -100,8 +100,7 @@ class Moments:
     def root(self) -> Tensor:
         """Symmetric square root of the covariance, shape (F, F); computed once, so let a reference be the first set."""
         values, vectors = torch.linalg.eigh(self.covariance)
-        root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-        return root
+        return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
     def to(self, device: torch.device | str) -> Moments:
         """The same moments on another device."""

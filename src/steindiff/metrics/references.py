@@ -52,8 +52,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         size = math.prod(shape) * dtype.itemsize
         if dtype.hasobject or len(shape) > 1 or size > info.compress_size:
             raise ValueError(f"{name} is {dtype} {shape}, need at most {info.compress_size} bytes in one dimension")
-        found: np.ndarray = np.frombuffer(file.read(size), dtype).reshape(shape).copy()
-        return found
+        return np.frombuffer(file.read(size), dtype).reshape(shape).copy()
 
 
 def load(name: str) -> Moments:

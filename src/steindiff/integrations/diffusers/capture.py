@@ -66,8 +66,7 @@ def network_of(pipe: Any) -> nn.Module:
     if len(found) != 1:
         name = type(pipe).__name__
         raise ValueError(f"pipe = {name}: has the networks {found}, need exactly one of {', '.join(NETWORKS)}")
-    module: nn.Module = pipe.components[found[0]]
-    return module
+    return pipe.components[found[0]]
 
 
 def later_of(pipe: Any) -> nn.Module | None:
@@ -195,8 +194,8 @@ class Recording:
             scaled = scheduler.scale_model_input(sample, timestep).clone()
             before, handed = sample.clone(), model_output.clone()
             output = step(model_output, timestep, sample, *args, **kwargs)
-            result = output[0] if isinstance(output, tuple) else output.prev_sample
-            self.steps.append(Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result.clone()))
+            result = (output[0] if isinstance(output, tuple) else output.prev_sample).clone()
+            self.steps.append(Recorded(tuple(self._calls), handed, float(timestep), before, scaled, result))
             self._calls.clear()
             self._side = None
             return output
@@ -333,17 +332,15 @@ def guidance_of(record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance
         try:
             parts = parts_of([call.output for call in record.calls], samples, record.sample.shape[1:])
         except ValueError as error:
-            raise Unfit(f"{error} (given frames or tokens); such pipelines cannot be calibrated") from None
+            raise Unfit(f"{error} (given frames or tokens)") from None
         guided = networks.fitted(record.model_output[:samples], record.sample.shape[1:])
         for tried in guidances(parts, guided, settings):
             # In half precision several may come close: take the closest.
             distances = [deviation(guess, parts, guided) for guess in tried]
             if distances and min(distances) < 1.0:
                 return replace(tried[distances.index(min(distances))], embedded=embedded), samples
-    raise Unfit(
-        f"what it makes of {len(record.calls)} network calls on {total} rows for {rows} "
-        "states is neither the network's output nor classifier-free guidance; only these two can be calibrated"
-    )
+    made = f"{len(record.calls)} network calls on {total} rows for {rows} states"
+    raise Unfit(f"what it makes of {made} is neither the network's output nor classifier-free guidance")
 
 
 def time_of(steps: Sequence[Recorded], calls: Sequence[Asked]) -> Time:
@@ -352,10 +349,7 @@ def time_of(steps: Sequence[Recorded], calls: Sequence[Asked]) -> Time:
     told = torch.stack([call.time.double().flatten()[0].cpu() for call in calls])
     for call in calls:
         if not bool((call.time == call.time.flatten()[0]).all()):
-            raise Unfit(
-                "its network is told several times at once (frames or tokens that are "
-                "given, not made); only pipelines that make all of them can be calibrated"
-            )
+            raise Unfit("its network is told several times at once (frames or tokens that are given, not made)")
     slope = float((told[0] - told[-1]) / (t[0] - t[-1]))
     power = math.copysign(10.0 ** round(math.log10(abs(slope))), slope) if slope else 0.0
     time = calls[0].time
@@ -368,10 +362,8 @@ def time_of(steps: Sequence[Recorded], calls: Sequence[Asked]) -> Time:
                 late, early = (Time(unit, offset, tuple(time.shape[1:]), dtype, early) for early in (False, True))
                 # In half precision a unit in the last place is several timesteps: what fits bitwise goes first.
                 return early if torch.equal(early(t).double(), told) else late
-    raise Unfit(
-        f"its network is told the times {[f'{x:.4g}' for x in told.tolist()]} at the "
-        f"scheduler's timesteps {[f'{x:.4g}' for x in t.tolist()]}, which no affine function gives"
-    )
+    times, steps_told = ([f"{x:.4g}" for x in row.tolist()] for row in (told, t))
+    raise Unfit(f"its network is told the times {times} at the timesteps {steps_told}, which no affine function gives")
 
 
 def inputs_of(call: Asked, scaled: Tensor, copies: int) -> Inputs:
@@ -390,10 +382,8 @@ def inputs_of(call: Asked, scaled: Tensor, copies: int) -> Inputs:
             part = given.narrow(axis, rest if first else 0, n)
             if close(part, states, tolerance):
                 return Inputs(shape, given.narrow(axis, 0 if first else n, rest).clone(), axis, first, call.listed)
-    raise Unfit(
-        f"its network is not given the state, {tuple(scaled.shape[1:])}, but something "
-        f"else made from it, {shape} (given frames, masks, patches); such pipelines cannot be calibrated"
-    )
+    state = tuple(scaled.shape[1:])
+    raise Unfit(f"its network is given not the state, {state}, but {shape} made from it (frames, masks, patches)")
 
 
 def rebuild(steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layout | None) -> Guided:
@@ -402,10 +392,8 @@ def rebuild(steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layo
         raise Unfit(f"one of its networks is asked in {len(steps)} recorded steps, need 2; move the boundary")
     guidance, samples = guidance_of(steps[0], settings)
     if layout is None:
-        raise Unfit(
-            f"its state has shape {tuple(steps[0].sample.shape[1:])} and cannot be told to be a signal or "
-            "the tokens of an image; leave out latents, or calibrate a pipeline that packs its own"
-        )
+        shape = tuple(steps[0].sample.shape[1:])
+        raise Unfit(f"its state has shape {shape} and cannot be told to be a signal or tokens; leave out latents")
 
     def call(calls: Sequence[Asked | None]) -> Call | None:
         asked = [found for found in calls if found is not None]
@@ -433,40 +421,29 @@ def check_step(network: Guided, i: int, steps: Sequence[Recorded]) -> None:
     record, samples = steps[i], network.calls[0].batch
     if i and not torch.equal(steps[i - 1].result[:samples].to(record.sample.dtype), record.sample[:samples]):
         raise Unfit(
-            "changes the state between steps (blends in a known image, or adds noise), which a calibration "
-            "cannot follow; use a network that takes the known image as an input"
+            "changes the state between steps (blends in an image, adds noise); use a network that takes the image"
         )
     if any(call.module is not asked.module for call, asked in zip(network.calls, record.calls, strict=False)):
-        raise Unfit("its networks take turns otherwise than by the time; such pipelines cannot be calibrated")
+        raise Unfit("its networks take turns otherwise than by the time")
     if len(record.calls) != len(network.calls):
-        raise Unfit(
-            f"calls its network {len(network.calls)} times in the first step and {len(record.calls)} times in "
-            f"step {i + 1} of {len(steps)}; only steps that are all alike can be calibrated"
-        )
+        first, here = len(network.calls), len(record.calls)
+        raise Unfit(f"it calls its network {first} times in the first step and {here} times in step {i + 1}")
     for call, asked in with_sides(zip(network.calls, record.calls, strict=True)):
-        changed = [
-            key
-            for key in call.conditions.keys() | asked.conditions.keys()
-            if key not in asked.conditions or not same(call.conditions.get(key), asked.conditions[key])
-        ]
+        known, given = call.conditions, asked.conditions
+        keys = sorted(known.keys() | given.keys())
+        changed = [key for key in keys if key not in given or not same(known.get(key), given[key])]
         if changed:
-            raise Unfit(
-                f"the network's argument {sorted(changed)[0]} changes from step to step (a ControlNet that "
-                "guesses or acts in some steps, or a condition that depends on the time), which a calibration cannot "
-                "follow"
-            )
+            why = "a ControlNet that guesses or acts in some steps, or a condition that depends on the time"
+            raise Unfit(f"the network's argument {changed[0]} changes from step to step ({why})")
         made = inputs_of(asked, record.scaled[:samples], call.copies)
         assert call.inputs is not None, "recorded calls have inputs"
         if not same(made.extra, call.inputs.extra):
-            raise Unfit("what it joins to the state changes from step to step, which a calibration cannot follow")
+            raise Unfit("what it joins to the state changes from step to step")
     shape = record.sample.shape[1:]
     parts = parts_of([asked.output for asked in record.calls], samples, shape)
     guided = networks.fitted(record.model_output[:samples], shape)
     if len(parts) != network.guidance.copies or deviation(network.guidance, parts, guided) >= 1.0:
-        raise Unfit(
-            f"its guidance changes from step to step (in step {i + 1} of {len(steps)} it is not that of the "
-            "first), which a calibration cannot follow"
-        )
+        raise Unfit(f"its guidance changes from step to step (in step {i + 1} it is not that of the first)")
 
 
 def with_sides(calls: Iterable[tuple[Call, Asked]]) -> Iterator[tuple[Call, Asked]]:
@@ -492,10 +469,8 @@ def check_network(network: Guided, record: Recorded) -> None:
         noise = float((again - once_more).norm() / recorded.norm().clamp(min=1e-12))
         gap = float((again - recorded).norm() / recorded.norm().clamp(min=1e-12))
         if not gap <= 4.0 * noise + max(torch.finfo(dtype).eps, 1e-5) or noise > 0.05:
-            raise Unfit(
-                f"its network, asked again, is off by {max(gap, noise):.1%}; networks "
-                "must be in evaluation mode, and the pipeline must not change them while it runs"
-            )
+            off = f"its network, asked again, is off by {max(gap, noise):.1%}"
+            raise Unfit(f"{off}; it must be in evaluation mode, and stay as it is while the pipeline runs")
 
 
 def dealing(network: Guided, record: Recorded, batch: int) -> Guided:
@@ -520,10 +495,7 @@ def dealing(network: Guided, record: Recorded, batch: int) -> Guided:
                 calls.append(chosen)
                 break
         else:
-            raise Unfit(
-                "its network's conditions cannot be dealt out to batches of other "
-                "sizes; such pipelines cannot be calibrated"
-            )
+            raise Unfit("its network's conditions cannot be dealt out to batches of other sizes")
     return replace(network, calls=tuple(calls))
 
 
@@ -584,7 +556,7 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
     try:
         return captured(pipe, scheduler, batch, call)
     except Unfit as error:
-        raise ValueError(f"pipe = {type(pipe).__name__}: {error}") from error
+        raise ValueError(f"pipe = {type(pipe).__name__} cannot be calibrated: {error}") from error
 
 
 def captured(pipe: Any, scheduler: Any, batch: int, call: Mapping[str, Any]) -> Capture:

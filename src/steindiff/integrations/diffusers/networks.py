@@ -432,8 +432,7 @@ SAMPLED = 16
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, or the module itself."""
-    inner: nn.Module = getattr(module, "_orig_mod", module)
-    return inner
+    return getattr(module, "_orig_mod", module)
 
 
 def weights_of(module: nn.Module, name: str) -> Tensor:
@@ -447,8 +446,7 @@ def weights_of(module: nn.Module, name: str) -> Tensor:
     for candidate in (hook, *getattr(hook, "hooks", ())):
         store = getattr(candidate, "weights_map", None)
         if store is not None:
-            kept: Tensor = store[leaf]
-            return kept
+            return store[leaf]
     raise ValueError(f"network: its parameter {name} holds no values (meta device)")
 
 

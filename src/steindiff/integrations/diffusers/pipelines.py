@@ -104,10 +104,9 @@ def default_solver(scheduler: Any) -> Solver:
     for host in schedulers.HOSTS:
         if isinstance(scheduler, host.stock):
             try:
-                found: Solver = host.solver(scheduler.config)
+                return host.solver(scheduler.config)
             except ValueError:  # a stochastic variant, or another one that cannot be corrected
                 break
-            return found
     return DPMSolverMultistep(2)
 
 

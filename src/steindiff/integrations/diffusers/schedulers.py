@@ -170,8 +170,7 @@ class Corrected:
 
     def scale_noise(self, sample: Tensor, timestep: Tensor, noise: Tensor) -> Tensor:
         """What pipelines of flow models call `add_noise`."""
-        noisy: Tensor = self.add_noise(sample, noise, timestep)  # type: ignore[attr-defined]
-        return noisy
+        return self.add_noise(sample, noise, timestep)  # type: ignore[attr-defined]
 
     def _stein_unit(self, level: Level) -> float:
         """What the host's state must be multiplied with to give x."""
@@ -331,8 +330,7 @@ def with_state(output: Any, state: Tensor) -> Any:
 
 def state_of(output: Any) -> Tensor:
     """The `prev_sample` of a scheduler's output."""
-    state: Tensor = output[0] if isinstance(output, tuple) else output.prev_sample
-    return state
+    return output[0] if isinstance(output, tuple) else output.prev_sample
 
 
 class Converting(Corrected):
@@ -364,14 +362,12 @@ class CorrectedEDM(CorrectedMultistep):
 
     def precondition_inputs(self, sample: Tensor, sigma: Tensor) -> Tensor:
         """As in stock, at the level the network is told."""
-        scaled: Tensor = super().precondition_inputs(sample, self._stein_told(sigma))  # type: ignore[misc]
-        return scaled
+        return super().precondition_inputs(sample, self._stein_told(sigma))  # type: ignore[misc]
 
     def precondition_outputs(self, sample: Tensor, model_output: Tensor, sigma: Tensor) -> Tensor:
         """As in stock, at the level the network is told."""
         told = self._stein_told(sigma)
-        denoised: Tensor = super().precondition_outputs(sample, model_output, told)  # type: ignore[misc]
-        return denoised
+        return super().precondition_outputs(sample, model_output, told)  # type: ignore[misc]
 
 
 class CorrectedHeun(Corrected):
