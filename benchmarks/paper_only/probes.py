@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steindiff.levels import Level
-from steindiff.probes.base import Directions, Hutchinson, Probe, Probed, dot, joined_evaluations, linear, restricted
+from steindiff.probes.base import Directions, Hutchinson, Probe, Probed, dot, joined, linear, restricted
 from steindiff.probes.hutchinson import VJP, forward_mode, linearised, proposed
 from steindiff.tableau import Evaluation, Proposal, Step
 
@@ -106,7 +106,7 @@ class OnPart(Probe):
         candidate, evaluations = restricted(step, rest, len(x))(x[rest])
         return probed._replace(
             candidate=torch.cat([probed.candidate, candidate]),
-            evaluations=joined_evaluations([probed.evaluations, evaluations]),
+            evaluations=tuple(map(joined, zip(probed.evaluations, evaluations, strict=True))),
         )
 
 

@@ -124,10 +124,7 @@ def default_methods(solver: Solver | None = None) -> dict[str, Method]:
         solver: the comparison's. On DPM-Solver++ the relaxation's γ is 1, a plain step: there the relaxation is shown
             on UniPC-3, beside UniPC-3 itself.
     """
-    methods: dict[str, Method] = {
-        "edm": on_grid("EDM grid", "edm"),
-        "logsnr": on_grid("log-SNR grid", "logsnr"),
-    }
+    methods = {"edm": on_grid("EDM grid", "edm"), "logsnr": on_grid("log-SNR grid", "logsnr")}
     host = SOLVERS["unipc-bh1-3"] if isinstance(solver, DPMSolverMultistep) else None
     if host is not None:
         methods["unipc"] = on_grid("UniPC-3", "edm", own=host)
@@ -361,8 +358,8 @@ def compare(
     full = high_frequency_power(spectrum(limit))
     conditions = [model.condition_of(seed) for seed in seeds]
     rows = []
-    for (name, nfe), result in runs.items():
-        key = (name, nfe)
+    for key, result in runs.items():
+        name, nfe = key
         seen, power = yardstick.see(result.images), spectrum(result.images)
         own = distance(seen, target, len(seeds))
         correction = kept[key].correction

@@ -158,7 +158,5 @@ def check_health(sizes: Sequence[Sequence[Tensor]], levels: Levels) -> None:
         if state and all(networks):
             continue
         culprit = "the state" if all(networks) else f"the network's output (evaluation {networks.index(False) + 1})"
-        raise RuntimeError(
-            f"step {i + 1} of {levels.steps}, sigma {levels[i].sigma:.4g} to {levels[i + 1].sigma:.4g}: "
-            f"{culprit} became NaN or infinite"
-        )
+        place = f"step {i + 1} of {levels.steps}, sigma {levels[i].sigma:.4g} to {levels[i + 1].sigma:.4g}"
+        raise RuntimeError(f"{place}: {culprit} became NaN or infinite")

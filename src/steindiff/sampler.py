@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -107,13 +107,7 @@ class Sampler:
         return levels_for(self.solver, self.grid, schedule, self.nfe)
 
     def __call__(
-        self,
-        model: Model,
-        seeds: Sequence[int],
-        *,
-        batch: int = 64,
-        capture: bool = False,
-        progress: bool = False,
+        self, model: Model, seeds: Sequence[int], *, batch: int = 64, capture: bool = False, progress: bool = False
     ) -> SampleResult:
         """Sample one image for each seed.
 
@@ -137,16 +131,9 @@ class Sampler:
             for part in self.batches(model, seeds, batch, capture=capture):
                 parts.append(part.result)
                 advance(len(part.seeds))
-        first = parts[0]
         states = zip(*(part.trajectory for part in parts), strict=True)
-        return SampleResult(
-            x=torch.cat([part.x for part in parts]),
-            nfe=first.nfe,
-            network_calls=first.network_calls,
-            backward_passes=first.backward_passes,
-            statistics=first.statistics,
-            trajectory=tuple(torch.cat(state) for state in states),
-        )
+        # Costs and statistics are those of the first batch.
+        return replace(parts[0], x=torch.cat([p.x for p in parts]), trajectory=tuple(map(torch.cat, states)))
 
     def batches(
         self,
@@ -160,11 +147,7 @@ class Sampler:
     ) -> Iterator[Batch]:
         """Sample seeds a batch at a time, the next batch's noise drawn meanwhile by a second thread.
 
-        Args:
-            model: what to sample from.
-            seeds: one for each sample.
-            batch: samples evaluated together.
-            capture: keep all states.
+        Args as in a call of the sampler, and:
             shrink: halve the batch, for good, where memory runs out; samples then differ by rounding.
             on_step: told every step with the size of its batch; a batch that runs out of memory is told as step −1.
         """
@@ -175,6 +158,7 @@ class Sampler:
             self.check(model)
         levels = self.levels_for(model.schedule)
         todo = in_batches(seeds, batch)
+        run = partial(sample, levels=levels, solver=self.solver, correction=self.correction, capture=capture)
 
         def told(size: int, info: StepInfo) -> None:
             if on_step is not None:
@@ -193,16 +177,8 @@ class Sampler:
                 try:
                     model.check_once(part)
                     begun = time.perf_counter()
-                    x = state.to(model.device, non_blocking=True)
-                    result = sample(
-                        model.denoiser_for(part),
-                        x,
-                        levels,
-                        self.solver,
-                        self.correction,
-                        callback=partial(told, len(part)),
-                        capture=capture,
-                    )
+                    denoiser, x = model.denoiser_for(part), state.to(model.device, non_blocking=True)
+                    result = run(denoiser, x, callback=partial(told, len(part)))
                     seconds = time.perf_counter() - begun
                 except (RuntimeError, MemoryError) as error:
                     if not out_of_memory(error):

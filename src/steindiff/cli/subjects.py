@@ -73,16 +73,9 @@ def subject(
     prompts: Sequence[str] = (),
     batch: int = 16,
 ) -> Subject:
-    """What a name means.
+    """What a name means; arguments as the options of these names say. `batch` bounds one network call of a pipeline.
 
-    Args:
-        name: an embedded model; a folder or hub id of a diffusers pipeline; `FILE.pt2:PREDICTS:SCHEDULE`; or
-            `module:name`, a `Model` or a function that returns one. The last runs the module's code.
-        guidance: scale of classifier-free guidance, of embedded models and pipelines.
-        device: where to run; an object's own model decides for itself, unless its function takes `device`.
-        compiled: compile the network of an embedded model.
-        prompts: of a pipeline, dealt out by seed; class labels where it takes these.
-        batch: samples in one network call of a pipeline, at most.
+    An object's own model decides where it runs, unless its function takes `device`.
     """
     device, embedded = options.device(device), name in MODELS
     pipeline = not embedded and SUFFIX not in name and (Path(name).is_dir() or ("/" in name and ":" not in name))

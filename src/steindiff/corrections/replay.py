@@ -39,11 +39,8 @@ class StepWeights:
 
     def check(self, name: str, bands: int) -> None:
         """Refuse weights that do not fit a basis of `bands` bands."""
-        for label, row in (
-            ("rho", self.rho),
-            ("error", self.error),
-            *((f"tau[{k}]", r) for k, r in enumerate(self.tau)),
-        ):
+        rows = {"rho": self.rho, "error": self.error, **{f"tau[{k}]": row for k, row in enumerate(self.tau)}}
+        for label, row in rows.items():
             if (row or label.startswith("tau")) and (len(row) != bands or not all(map(math.isfinite, row))):
                 raise ValueError(f"{name}.{label} must hold {bands} finite numbers, got {len(row)}")
         if self.tau and not self.rho:
@@ -116,13 +113,7 @@ class Replay(Correction):
         return Transition(self._aligned(weights, i, x, denoised, states), evaluations)
 
     def apply(
-        self,
-        i: int,
-        x: Tensor,
-        candidate: Tensor,
-        levels: Levels,
-        denoised: Sequence[Tensor] = (),
-        start: int = 0,
+        self, i: int, x: Tensor, candidate: Tensor, levels: Levels, denoised: Sequence[Tensor] = (), start: int = 0
     ) -> Tensor:
         """The next state from a state, the solver's candidate for it and the latest denoised images, all `(B, *)`.
 

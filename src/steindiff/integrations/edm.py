@@ -112,10 +112,8 @@ def load(
     elif trust_pickle:
         network = _unpickle(path, source)
     else:
-        raise ValueError(
-            f"trust_pickle = False: {path.name} is a pickle, and unpickling runs the code it brings along; pass "
-            "trust_pickle=True for a file you trust, or convert it once to safetensors"
-        )
+        what = f"{path.name} is a pickle, and unpickling runs the code it brings along"
+        raise ValueError(f"trust_pickle = False: {what}; pass trust_pickle=True if you trust it, or convert it once")
     return network.to(device).eval().requires_grad_(False)
 
 
@@ -176,11 +174,7 @@ def convert(
     arguments = getattr(network, "init_kwargs", None)  # what NVIDIA's persistence keeps
     if arguments is None or getattr(network, "init_args", None):
         raise ValueError(f"path = {str(path)!r}: its network does not record the arguments it was built with")
-    header = {
-        "class": type(network).__name__,
-        "arguments": json.dumps(dict(arguments)),
-        "licence": LICENCE,
-    }
+    header = {"class": type(network).__name__, "arguments": json.dumps(dict(arguments)), "licence": LICENCE}
     weights.write(Path(target), network.state_dict(), header)
 
 

@@ -151,15 +151,12 @@ def check_replay(
         if not preserving or calibration.conditions.get("prediction") != "epsilon":
             raise ValueError(
                 f"calibration: it tells the network other levels than it steps on, on {type(schedule).__name__}; here "
-                "that works for noise prediction only, and conditions do not say prediction = 'epsilon'; measure it "
-                "in this host, or without Search.telling"
+                "conditions must say prediction = 'epsilon'; measure it in this host, or without Search.telling"
             )
     own, given = sigmas_of(calibration).double(), sigmas.double().cpu()
     if len(own) != len(given) or not torch.allclose(given, own, rtol=1e-3, atol=1e-6):
-        raise ValueError(
-            f"sigmas: {len(given) - 1} steps, {[float(f'{s:.4g}') for s in given]}, but the calibration is for "
-            f"{len(own) - 1} steps, {[float(f'{s:.4g}') for s in own]}; sample on sigmas_of(calibration)"
-        )
+        here, there = (f"{len(row) - 1} steps, {[float(f'{s:.4g}') for s in row]}" for row in (given, own))
+        raise ValueError(f"sigmas: {here}, but the calibration is for {there}; sample on sigmas_of(calibration)")
 
 
 def sample_steindiff(

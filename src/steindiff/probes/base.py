@@ -164,7 +164,7 @@ class Hutchinson(Probe):
         passes = self.probes * len(step.tableau.stages)  # over the whole batch once, whatever the number of parts
         return Probed(
             torch.cat([proposal.candidate for proposal, _ in made]),
-            joined_evaluations([proposal.evaluations for proposal, _ in made]),
+            tuple(map(joined, zip(*(proposal.evaluations for proposal, _ in made), strict=True))),
             values.mean(0),
             standard_error(values, self.directions.group),
             extra_calls=0 if self.derivatives else passes,
@@ -201,9 +201,6 @@ def restricted(step: Step, part: slice, batch: int) -> Step:
     return Step(step.tableau, step.denoiser.subset(part, batch), history)
 
 
-def joined_evaluations(parts: Sequence[Sequence[Evaluation]]) -> tuple[Evaluation, ...]:
-    """The evaluations of the parts of a batch put together, stage by stage."""
-    return tuple(
-        Evaluation(torch.cat([e.x for e in stage]), torch.cat([e.d for e in stage]), stage[0].level)
-        for stage in zip(*parts, strict=True)
-    )
+def joined(parts: Sequence[Evaluation]) -> Evaluation:
+    """One stage's evaluations of the parts of a batch put together."""
+    return Evaluation(torch.cat([e.x for e in parts]), torch.cat([e.d for e in parts]), parts[0].level)

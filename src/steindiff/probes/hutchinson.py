@@ -96,10 +96,8 @@ def check_gradient(function: Function, x: Tensor, h: float) -> None:
     expected = form(h)
     doubt = abs(expected - form(2.0 * h))
     if not abs(found - expected) <= 0.1 * max(abs(found), abs(expected)) + 3.0 * doubt:
-        raise RuntimeError(
-            f"network gives a wrong gradient: v'Jv is {found:.4g} by derivative and {expected:.4g} by difference; "
-            "is a part of it detached?"
-        )
+        forms = f"v'Jv is {found:.4g} by derivative and {expected:.4g} by difference"
+        raise RuntimeError(f"network gives a wrong gradient: {forms}; is a part of it detached?")
 
 
 GRADIENTS = 0.25

@@ -80,10 +80,8 @@ def setting(value: Any) -> Any:
         return f"{value.__module__}.{value.__qualname__}"
     if getattr(value, "__dict__", None) == {}:  # nothing but its class
         return {"kind": type(value).__name__}
-    raise ValueError(
-        f"{type(value).__name__}: cannot be recorded, so a later run could not tell whether it is the same; use "
-        "numbers, text, sequences, tensors, functions or dataclasses"
-    )
+    allowed = "numbers, text, sequences, tensors, functions or dataclasses"
+    raise ValueError(f"{type(value).__name__}: cannot be recorded for a later run to compare; use {allowed}")
 
 
 def differences(known: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -223,8 +221,6 @@ class Manifest:
         if fingerprint_gap(self.fingerprint, known.fingerprint) > SAME_MODEL:
             differing.append("fingerprint: the model's weights or conditions differ")
         if differing:
-            raise ValueError(
-                f"folder = {folder}: holds images made with other settings ({'; '.join(differing)}); choose another "
-                "folder, or remove this one"
-            )
+            settings = f"holds images made with other settings ({'; '.join(differing)})"
+            raise ValueError(f"folder = {folder}: {settings}; choose another folder, or remove this one")
         return known

@@ -140,13 +140,7 @@ def of_images(
 ) -> Report:
     """The report of one's own pictures: no charts; where one entry is the reference, how like it the others are.
 
-    Args:
-        entries: rows of pictures; the first method starts left of the divider, the last few-step one right of it.
-        labels: the seeds.
-        title: of the document.
-        captions: a text for each seed, such as its prompt.
-        command: what made them.
-        settings: shown at the end.
+    Arguments as in `Report`; the first method starts left of the divider, the last few-step one right of it.
     """
     many = next((entry for entry in entries if entry.reference), None)
     few = [entry for entry in entries if not entry.reference]

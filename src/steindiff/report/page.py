@@ -166,25 +166,15 @@ def tiles(comparison: Comparison, nfe: int) -> list[dict[str, str]]:
     base, ours = contenders(comparison, nfe)
     if base is None or ours is None:
         return []
-    return [
-        {
-            "before": f"{base.honest:.1f}",
-            "after": f"{ours.honest:.1f}",
-            "label": (
-                f"Fréchet distance ({kind(comparison)}), {base.title} → {ours.title}; floor {comparison.floor:.1f}"
-            ),
-        },
-        {
-            "before": f"{base.energy_ratio:.0%}",
-            "after": f"{ours.energy_ratio:.0%}",
-            "label": "of the fine detail’s energy (100% is right)",
-        },
-        {
-            "before": "",
-            "after": f"{ours.network_calls - base.network_calls:+d}".replace("+0", "0"),
-            "label": f"extra network calls, {ours.backward_passes} backward passes",
-        },
+    pair = f"Fréchet distance ({kind(comparison)}), {base.title} → {ours.title}; floor {comparison.floor:.1f}"
+    energy = "of the fine detail’s energy (100% is right)"
+    extra = f"{ours.network_calls - base.network_calls:+d}".replace("+0", "0")
+    figures = [
+        (f"{base.honest:.1f}", f"{ours.honest:.1f}", pair),
+        (f"{base.energy_ratio:.0%}", f"{ours.energy_ratio:.0%}", energy),
+        ("", extra, f"extra network calls, {ours.backward_passes} backward passes"),
     ]
+    return [{"before": before, "after": after, "label": label} for before, after, label in figures]
 
 
 def headline(comparison: Comparison, nfe: int) -> str:

@@ -166,10 +166,8 @@ class Discrete(Schedule):
     def __post_init__(self) -> None:
         bars = tuple(float(a) for a in self.alphas_cumprod)
         if len(bars) < 2 or not all(0.0 < a < 1.0 for a in bars) or any(a <= b for a, b in pairwise(bars)):
-            raise ValueError(
-                "alphas_cumprod: need at least two values in (0, 1), strictly decreasing, "
-                f"got {len(bars)} from {bars[:1]} to {bars[-1:]}"
-            )
+            given = f"{len(bars)} from {bars[:1]} to {bars[-1:]}"
+            raise ValueError(f"alphas_cumprod must hold two or more falling values in (0, 1), got {given}")
         object.__setattr__(self, "alphas_cumprod", bars)
         object.__setattr__(self, "_lam", tuple(0.5 * math.log(a / (1.0 - a)) for a in bars))
         if math.isnan(self.t_max):

@@ -62,17 +62,11 @@ def command(
     for budget, calibration in made.items():
         calibration.save(written[budget])
     if json:
-        print_json(
-            {
-                str(written[budget]): {
-                    "nfe": budget,
-                    "ratio": [level.ratio for level in calibration.levels],
-                    "told": [level.told for level in calibration.levels],
-                    **calibration.provenance,
-                }
-                for budget, calibration in made.items()
-            }
-        )
+        found = {}
+        for budget, own in made.items():
+            levels = {"ratio": [level.ratio for level in own.levels], "told": [level.told for level in own.levels]}
+            found[str(written[budget])] = {"nfe": budget, **levels, **own.provenance}
+        print_json(found)
         return
     for budget, calibration in made.items():
         steps = " → ".join(f"{level.ratio:.3g}" for level in calibration.levels)

@@ -184,21 +184,15 @@ def command(
         methods = {name: method for name, method in methods.items() if name not in ("unipc", "relaxation")}
     with progress() as bar:
         task = bar.add_task(f"{subject.name}, {len(seeds)} seeds", total=None)
-        comparison = compare(
-            subject,
-            nfes,
-            seeds,
-            solver=chosen,
-            methods=methods,
-            yardstick=measure(subject, found.channels),
-            options=CompareOptions(
-                batch=batch,
-                reference_nfe=16 if quick else 24,
-                lipschitz_seeds=int(lipschitz and not quick),
-                listener=Watch(bar, task),
-                pictures=found.pictures,
-            ),
+        how = CompareOptions(
+            batch=batch,
+            reference_nfe=16 if quick else 24,
+            lipschitz_seeds=int(lipschitz and not quick),
+            listener=Watch(bar, task),
+            pictures=found.pictures,
         )
+        seen = measure(subject, found.channels)
+        comparison = compare(subject, nfes, seeds, solver=chosen, methods=methods, yardstick=seen, options=how)
         comparison = dataclasses.replace(comparison, settings={**facts, **comparison.settings})
         paths = write(comparison, out)
     if json:

@@ -75,10 +75,8 @@ def command(
     seeds = options.seeds(num, seed)
     found = subjects.subject(model, guidance, device, compiled=compiled, prompts=prompt or (), batch=batch)
     if found.pictures is not None:
-        raise ValueError(
-            f"model = {model!r}: its samples are latents, and only the pipeline makes images of them; install the "
-            "calibration in it with steindiff.integrations.diffusers.stabilize"
-        )
+        way_out = "install the calibration in its pipeline with steindiff.integrations.diffusers.stabilize"
+        raise ValueError(f"model = {model!r}: its samples are latents, not images; {way_out}")
     subject = found.model
     if calibration:
         options_given = {"--solver": solver, "--nfe": nfe, "--method": method}

@@ -261,15 +261,9 @@ class Capture:
 
     def model(self, name: str = "") -> Model:
         """What was captured as a model; the pipeline's own scheduler says what the network predicts."""
-        prompts = sum(part.calls[0].batch for part in self.parts)
-        return Model(
-            self.denoiser,
-            self.family.schedule,
-            self.shape,
-            device=self.device,
-            name=name or self.conditions["pipeline"],
-            condition=lambda seed: seed % prompts,
-        ).trust()
+        prompts, name = sum(part.calls[0].batch for part in self.parts), name or self.conditions["pipeline"]
+        plain = Model(self.denoiser, self.family.schedule, self.shape, device=self.device, name=name)
+        return replace(plain, condition=lambda seed: seed % prompts).trust()
 
 
 def strengths(arguments: Mapping[str, Any]) -> list[float]:

@@ -194,10 +194,8 @@ def family_of(scheduler: Any) -> Family:
         if config.get("lambda_min_clipped", -math.inf) > schedule.level(schedule.t_max).lam:
             schedule = replace(schedule, t_max=schedule.time(config["lambda_min_clipped"]))
         return VariancePreserving(config, schedule)
-    raise ValueError(
-        f"scheduler = {name}: its time and noise levels are not known here; need a scheduler with alphas_cumprod and "
-        "discrete timesteps, one of FlowMatch type or with use_flow_sigmas, or an EDM scheduler"
-    )
+    known = "alphas_cumprod and discrete timesteps, a FlowMatch one, use_flow_sigmas, or an EDM one"
+    raise ValueError(f"scheduler = {name}: its time and noise levels are not known here; need {known}")
 
 
 def same_process(old: Any, new: Any) -> bool:
@@ -238,10 +236,8 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
         bare = host.from_config({**config, **process}, **{**settings, "stein_calibration": None})
         if same_process(scheduler, bare):
             return host.from_config({**config, **process}, **settings) if settings.get("stein_calibration") else bare
-    raise ValueError(
-        f"scheduler = {type(scheduler).__name__}: {host.__name__} cannot have its forward process; give the pipeline "
-        "another scheduler of the model's repository first"
-    )
+    name = type(scheduler).__name__
+    raise ValueError(f"scheduler = {name}: {host.__name__} cannot have its forward process; set another one first")
 
 
 def settings_of(solver: Solver) -> dict[str, Any] | None:

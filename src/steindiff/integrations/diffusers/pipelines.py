@@ -81,10 +81,8 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Cal
     """
     family = family_of(scheduler)
     if isinstance(family, ArctanFamily):
-        raise ValueError(
-            f"scheduler = {type(scheduler).__name__}: no corrected scheduler tells networks (2/π) arctan σ; "
-            "use stein.denoiser and the library's own sampler"
-        )
+        told = "no corrected scheduler tells networks (2/π) arctan σ; use denoiser(…) and the library's own sampler"
+        raise ValueError(f"scheduler = {type(scheduler).__name__}: {told}")
     used = () if calibration is None else all_of(calibration)
     to_zero = all(one.levels[-1].sigma == 0.0 for one in used)
     host, settings = host_of(solver, edm=isinstance(family, EDMFamily))
@@ -458,10 +456,8 @@ def check_network(calibration: Calibration, pipe: Any) -> None:
     conditions, modules = calibration.conditions, modules_of(pipe)
     missing = [name for name in ("network", "guidance") if not isinstance(conditions.get(name), dict)]
     if missing:
-        raise ValueError(
-            f"calibration: does not record its {' and '.join(missing)}, so it cannot be checked against a pipeline; "
-            "make it with steindiff.integrations.diffusers.calibrate, or use stabilize(…, check=False)"
-        )
+        what = f"does not record its {' and '.join(missing)} and cannot be checked"
+        raise ValueError(f"calibration: {what}; make it with calibrate(pipe, …), or use stabilize(…, check=False)")
     guidance_known(calibration)
     for name in ("network", "network_later", "controlnet"):
         known, module = conditions.get(name), modules.get(name)
@@ -469,10 +465,8 @@ def check_network(calibration: Calibration, pipe: Any) -> None:
             try:
                 check_identity(known, module)
             except ValueError as error:
-                raise ValueError(
-                    f"{error}; a LoRA, quantisation or fine-tuning makes another network: calibrate that one, or use "
-                    "stabilize(…, check=False)"
-                ) from None
+                way_out = "calibrate with its LoRA, quantisation or fine-tuning, or use stabilize(…, check=False)"
+                raise ValueError(f"{error}; {way_out}") from None
         elif known is not None or module is not None:
             raise ValueError(f"{name}: the calibration was measured with{'out' if known is None else ''} one")
     if "boundary" in conditions and conditions["boundary"] != (given := pipe.config["boundary_ratio"]):

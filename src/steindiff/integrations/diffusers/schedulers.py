@@ -257,10 +257,8 @@ class Corrected:
         assert self._stein_set is not None, "there is a calibration"
         known = sorted({calibration.levels.steps for calibration in self._stein_set.calibrations})
         if steps not in known:
-            raise ValueError(
-                f"num_inference_steps = {steps}: the calibration is for {' or '.join(map(str, known))}; "
-                "calibrate again or set stein_calibration to None"
-            )
+            fits = f"the calibration is for {' or '.join(map(str, known))}"
+            raise ValueError(f"num_inference_steps = {steps}: {fits}; calibrate again or set stein_calibration to None")
         found = [calibration for calibration in self._stein_set.calibrations if calibration.levels.steps == steps]
         scale = self._stein_guard.scale if self._stein_guard is not None and len(found) > 1 else None
         return self._stein_set.choose(steps=steps, guidance=scale)
@@ -291,6 +289,11 @@ def begins_late(scheduler: Any, calibration: Calibration) -> bool:
     return calibration.levels[0].ratio < 0.99 * family_of(scheduler).schedule.finite_start().ratio_max
 
 
+def apart(meant: Level, level: Level) -> float:
+    """How far two levels are apart in α and, relative to σ where it is large, in σ."""
+    return max(abs(meant.alpha - level.alpha), abs(meant.sigma - level.sigma) / max(1.0, level.sigma))
+
+
 def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
     """Refuse a calibration of another solver or another forward process than the scheduler's."""
     if found := calibration.differences(solver=solver):
@@ -298,22 +301,16 @@ def check_fit(scheduler: Any, calibration: Calibration, solver: Solver) -> None:
     family, levels = family_of(scheduler), calibration.levels
     for i, level in enumerate(levels[:-1]):
         meant = family.schedule.at(level.lam)
-        gap = max(abs(meant.alpha - level.alpha), abs(meant.sigma - level.sigma) / max(1.0, level.sigma))
-        if gap < 1e-3:  # then its time must mean the same: schedulers round times, and the network may be told another
+        if apart(meant, level) < 1e-3:  # then its time must mean the same: schedulers round, networks are told others
             meant, level = family.schedule.level(level.t), family.schedule.at(level.lam - math.log(level.told))
-            gap = max(abs(meant.alpha - level.alpha), abs(meant.sigma - level.sigma) / max(1.0, level.sigma))
-        if gap > 2e-3:
-            raise ValueError(
-                f"stein_calibration: at t = {level.t:.6g} (level {i}) it has alpha = {level.alpha:.4g}, "
-                f"sigma = {level.sigma:.4g}, but this {type(family).__name__} scheduler has {meant.alpha:.4g}, "
-                f"{meant.sigma:.4g}"
-            )
+        if apart(meant, level) > 2e-3:
+            own, here = (f"alpha = {one.alpha:.4g}, sigma = {one.sigma:.4g}" for one in (level, meant))
+            where, kind = f"at t = {level.t:.6g} (level {i})", type(family).__name__
+            raise ValueError(f"stein_calibration: {where} it has {own}, but this {kind} scheduler has {here}")
     scales = hasattr(type(scheduler).stock, "init_noise_sigma")
-    if begins_late(scheduler, calibration) and not scales and levels[0].sigma < UNIT_NOISE:
-        raise ValueError(
-            f"stein_calibration: it begins at sigma = {levels[0].sigma:.4g}, but pipelines begin with unit noise here; "
-            f"it must begin at sigma >= {UNIT_NOISE}"
-        )
+    if begins_late(scheduler, calibration) and not scales and (first := levels[0].sigma) < UNIT_NOISE:
+        here = f"pipelines begin with unit noise here, sigma >= {UNIT_NOISE}"
+        raise ValueError(f"stein_calibration: it begins at sigma = {first:.4g}, but {here}")
     ends = "zero" if levels[-1].sigma == 0.0 else "sigma_min"
     expected = scheduler.config.get("final_sigmas_type", "zero")
     if ends != expected:
