@@ -112,15 +112,15 @@ def test_natural_choices():
     assert natural_basis((2, 100)) == DCT((2, 100))
     assert natural_basis((16, 5, 8, 8)) == DCT((16, 5, 8, 8))
     assert natural_basis((64,)) == Identity((64,))
-    with pytest.raises(ValueError, match="a DCT needs"):
+    with pytest.raises(ValueError, match=r"shape must be .* for a DCT, got \(2, 3, 4, 5, 6\)"):
         natural_basis((2, 3, 4, 5, 6))
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: DCT((3,)), r"shape = \(3,\): a DCT needs"),
-        (lambda: DCT((3, 0, 4)), "a DCT needs"),
+        (lambda: DCT((3,)), r"shape must be .* for a DCT, got \(3,\)"),
+        (lambda: DCT((3, 0, 4)), r"shape must be .* for a DCT, got \(3, 0, 4\)"),
         (lambda: DCT((3, 4, 4), rings=0), "rings must be a whole number >= 1, got 0"),
         (lambda: DCT((3, 4, 4), ((1.0, 0.0), (0.0, 1.0))), "orthonormal 3×3"),
         (lambda: DCT((2, 4, 4), ((1.0, 1.0), (0.0, 1.0))), "orthonormal 2×2"),

@@ -306,7 +306,7 @@ def with_step(content: dict, **changes) -> dict:
         (lambda c: resign({**c, "solver": {"kind": "os.system"}}), "os.system"),
         (lambda c: resign({**c, "solver": {"kind": "DDIM", "cmd": 1}}), "cmd"),
         (lambda c: resign({**c, "solver": {"kind": "DPMSolverMultistep", "nominal_order": 9}}), "9"),
-        (lambda c: resign({**c, "levels": c["levels"][::-1]}), "must strictly decrease|does not lie below"),
+        (lambda c: resign({**c, "levels": c["levels"][::-1]}), "must lie below"),
         (lambda c: resign({**c, "levels": [[*row[:3], 0.0] for row in c["levels"]]}), "told must be finite and > 0"),
         (lambda c: resign({**c, "steps": c["steps"][:2]}), "must hold 5 entries, one a step, got 2"),
         (lambda c: resign(with_step(c, tau=[[1.0]])), r"steps\[0\].tau\[0\] must hold 12 finite numbers, got 1"),

@@ -96,7 +96,7 @@ class Levels(Sequence[Level]):
                 raise ValueError(f"levels[{i}] = {level}: alpha and sigma must not both be 0")
         for i, (a, b) in enumerate(pairwise(level.ratio for level in self.levels)):
             if not a > b:
-                raise ValueError(f"levels[{i + 1}] must have less noise than the one before, got {b:.6g} after {a:.6g}")
+                raise ValueError(f"levels[{i + 1}] must lie below levels[{i}] in sigma/alpha, got {b:.6g} and {a:.6g}")
 
     @property
     def steps(self) -> int:

@@ -176,7 +176,8 @@ def check_denoiser(denoiser: object) -> None:
         return
     hint = "wrap the network in what it predicts: Epsilon(network), Velocity, FlowVelocity, X0, Score or EDMDenoiser"
     if isinstance(denoiser, type) and issubclass(denoiser, Denoiser):
-        raise TypeError(f"denoiser must be an instance, got the class; write {denoiser.__name__}(network)")
+        name = denoiser.__name__
+        raise TypeError(f"denoiser must be an instance, got the class {name}; write {name}(network)")
     if isinstance(denoiser, nn.Module) or not callable(denoiser):
         raise TypeError(f"denoiser must be a Denoiser, got {type(denoiser).__name__}; {hint}")
     try:

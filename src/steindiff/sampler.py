@@ -171,23 +171,23 @@ class Sampler:
         with ThreadPoolExecutor(1) as thread:
             coming: Future[Tensor] | None = None
             while todo:
-                part = todo[0]
+                part, size = todo[0], len(todo[0])
                 state = initial(part) if coming is None else coming.result()
                 coming = thread.submit(initial, todo[1]) if len(todo) > 1 else None
                 try:
                     model.check_once(part)
                     begun = time.perf_counter()
                     denoiser, x = model.denoiser_for(part), state.to(model.device, non_blocking=True)
-                    result = run(denoiser, x, callback=partial(told, len(part)))
+                    result = run(denoiser, x, callback=partial(told, size))
                     seconds = time.perf_counter() - begun
                 except (RuntimeError, MemoryError) as error:
                     if not out_of_memory(error):
                         raise
-                    if not shrink or len(part) == 1:
-                        raise MemoryError(f"batch = {len(part)} does not fit in memory; take a smaller one") from error
+                    if not shrink or size == 1:
+                        raise MemoryError(f"batch = {size} does not fit in memory; choose a smaller one") from error
                     rest = [seed for later in todo for seed in later]
-                    todo, coming = in_batches(rest, max(1, len(part) // 2)), None
-                    told(len(part), StepInfo(-1, levels.steps, state, levels[0], None))
+                    todo, coming = in_batches(rest, max(1, size // 2)), None
+                    told(size, StepInfo(-1, levels.steps, state, levels[0], None))
                     continue
                 yield Batch(part, result, seconds)
                 todo = todo[1:]

@@ -85,7 +85,7 @@ def test_fewer_images_than_processes_is_said(steindiff, pooled, tmp_path, monkey
     monkeypatch.setattr(evaluate, "rank", lambda: Rank(0, 2))
     done = steindiff(EVALUATE.replace("OUT", str(tmp_path)).replace("--batch 4", "--batch 30"))
     assert done.code == 1
-    assert "batch = 30: 30 images are fewer than a batch for each of 2 processes; choose a smaller one" in done.err
+    assert "batch must leave one for each of 2 processes, got 30 for 30" in done.err
 
 
 def start(monkeypatch, rank: int, local: int) -> None:

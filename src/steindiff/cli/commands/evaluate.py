@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -100,7 +100,7 @@ class Evaluation:
         """Look at images through a network."""
         world = rank().world
         if len(images) <= self.batch * (world - 1):
-            raise ValueError(f"batch must leave one for each of {world} processes, got {self.batch} of {len(images)}")
+            raise ValueError(f"batch must leave one for each of {world} processes, got {self.batch} for {len(images)}")
         kept: list[Tensor] = []
 
         def features(part: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ METRICS: dict[str, Callable[[Evaluation], Any]] = {
     "kid": Evaluation.kid,
     "precision-recall": Evaluation.precision_recall,
     "is": Evaluation.inception_score,
-    "fd-efficientnet": lambda e: e.frechet(partial(metrics.EfficientNetFeatures.load, datasets.efficientnet())),
+    "fd-efficientnet": lambda e: e.frechet(lambda d: metrics.EfficientNetFeatures.load(datasets.efficientnet(), d)),
     "fd-dinov2": lambda e: e.frechet(metrics.dinov2_features),
 }
 """The measures by name."""
@@ -226,7 +226,10 @@ def command(
     names: Annotated[
         str, typer.Option("--metrics", help="Measures, several as fid,kid.", autocompletion=lambda: list(METRICS))
     ] = ",".join(METRICS),
-    model: Annotated[str | None, typer.Option(help="What made the images; default: as their manifest says.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Embedded model, or what else made the images; default: what their manifest names."),
+    ] = None,
     device: options.Device = "auto",
     batch: options.Batch = 50,
     json: options.Json = False,
