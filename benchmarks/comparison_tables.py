@@ -161,9 +161,7 @@ GRIDS = ("logsnr", "edm", "uniform")
 def fields(records: Sequence[Record]) -> str:
     """Networks whose samples are not pictures of things: the plain solver on its best grid, and calibrated."""
     body = []
-    for model, nfe in sorted(
-        {(r["model"], r["nfe"]) for r in records}, key=lambda key: ([*FIELDS].index(key[0]), key[1])
-    ):
+    for model, nfe in product(FIELDS, BUDGETS):
         same = {r["method"]: r for r in records if (r["model"], r["nfe"], r["solver"]) == (model, nfe, "dpmpp-2m")}
         if not same:
             continue
