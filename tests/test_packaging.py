@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import steindiff
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -62,9 +64,19 @@ def unpacked(tmp_path_factory) -> Path:
     return folder
 
 
-def test_index_page_has_no_dead_link(unpacked, tmp_path):
+@pytest.fixture(scope="module")
+def described(unpacked, tmp_path_factory) -> Message:
+    return metadata(unpacked, tmp_path_factory.mktemp("metadata"))
+
+
+def test_one_version(described):
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert described["Version"] == steindiff.__version__ == cited[1]
+
+
+def test_index_page_has_no_dead_link(described):
     """No address is known, so links into the repository are words and figures are gone; all else is the README."""
-    page = metadata(unpacked, tmp_path).get_payload()
+    page = described.get_payload()
     relative = [target for target in targets(README) if not target.startswith("http")]
     assert "docs/assets/grid.png" in relative  # there is something to replace
     assert [target for target in targets(page) if not target.startswith("https://")] == []
@@ -78,11 +90,10 @@ def test_index_page_has_no_dead_link(unpacked, tmp_path):
 def test_index_page_with_an_address(unpacked, tmp_path):
     """One line in pyproject.toml makes every link absolute and keeps the figures."""
     copy = tmp_path / "copy"
-    copy.mkdir()
-    for name in ("setup.py", "README.md", "LICENSE"):
+    (copy / "src/steindiff").mkdir(parents=True)
+    for name in ("setup.py", "README.md", "LICENSE", "src/steindiff/__init__.py", "src/steindiff/_version.py"):
         shutil.copyfile(unpacked / name, copy / name)
     project = (unpacked / "pyproject.toml").read_text(encoding="utf-8")
-    (copy / "src").mkdir()
     address = "https://example.org/someone/steindiff"
     (copy / "pyproject.toml").write_text(f'{project}\n[project.urls]\nRepository = "{address}"\n', encoding="utf-8")
     found = metadata(copy, tmp_path)

@@ -20,7 +20,7 @@ from comfy_stand_in import SHAPE, BaseModel, CFGGuider, DiscreteEPS, DualCFGGuid
 from torch import Tensor
 
 from problems import random_calibration
-from steindiff import sample
+from steindiff import __version__, sample
 from steindiff.calibrating import Recipe
 from steindiff.grids import Karras
 from steindiff.integrations.kdiffusion import sample_steindiff, sigmas_of
@@ -99,7 +99,8 @@ def test_registry_metadata():
     assert {"PublisherId", "DisplayName"} <= set(project["tool"]["comfy"])
     library = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["project"].get("urls") == library.get("urls"), "one address, or none"
-    assert project["project"]["version"] == library["version"]
+    assert project["project"]["version"] == __version__
+    assert project["project"]["dependencies"] == [f"steindiff>={__version__}"]
     assert (FOLDER / "icon.svg").is_file()
     assert (FOLDER / project["project"]["license"]["file"]).is_file()
     assert (FOLDER / "requirements.txt").read_text().split() == project["project"]["dependencies"]
