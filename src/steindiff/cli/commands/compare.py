@@ -23,7 +23,7 @@ from steindiff._version import __version__
 from steindiff.calibrating import Recipe
 from steindiff.calibration import Calibration
 from steindiff.cli import options, subjects
-from steindiff.cli.output import Watch, note, print_json, progress, show, written
+from steindiff.cli.output import Watch, console, note, print_json, progress, show, text, written
 from steindiff.comparison import REFERENCE, Calibrated, CompareOptions, Comparison, compare, default_methods
 from steindiff.models import shipped_calibration
 from steindiff.report import write
@@ -86,28 +86,41 @@ def table(comparison: Comparison) -> Table:
         f"{' and LPIPS' * seen}: to the same seed's many-step image. Calls and backward passes are per image, seconds "
         f"for all {len(comparison.seeds)}."
     )
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    out.add_column("method", overflow="fold", min_width=len("calibrated"))
-    columns = ["NFE", "own", "real" * real, "energy", "spread", "PSNR", "LPIPS" * seen, "calls", "backward", "seconds"]
-    for title in filter(None, columns):
-        out.add_column(title, justify="right", no_wrap=True)
     good = best(comparison)
+    lines = []
     for i, row in enumerate(comparison.rows):
         cells = {
-            "honest": f"{row.honest:.1f}",
-            **({"frechet": f"{row.frechet:.1f}"} if row.frechet is not None else {}),
-            "energy_ratio": f"{row.energy_ratio:.2f}",
-            "spread": f"{row.spread:.2f}",
-            "psnr": f"{row.psnr:.1f}" if row.method != REFERENCE else "–",
-            **({"lpips": "–" if row.lpips is None else f"{row.lpips:.3f}"} if seen else {}),
+            "own": ("honest", f"{row.honest:.1f}"),
+            "real": ("frechet", "" if row.frechet is None else f"{row.frechet:.1f}"),
+            "energy": ("energy_ratio", f"{row.energy_ratio:.2f}"),
+            "spread": ("spread", f"{row.spread:.2f}"),
+            "PSNR": ("psnr", f"{row.psnr:.1f}" if row.method != REFERENCE else "–"),
+            "LPIPS": ("lpips", "–" if row.lpips is None else f"{row.lpips:.3f}"),
         }
-        marked = [f"[bold green]{text}[/]" if i in good.get(key, ()) else text for key, text in cells.items()]
-        if row.method == REFERENCE or (i and row.nfe != comparison.rows[i - 1].nfe):
-            out.add_section()
-        out.add_row(
-            row.title, str(row.nfe), *marked, str(row.network_calls), str(row.backward_passes), f"{row.seconds:.1f}"
-        )
-    return out
+        marked = {
+            name: f"[bold green]{cell}[/]" if i in good.get(key, ()) else cell for name, (key, cell) in cells.items()
+        }
+        counts = {
+            "calls": str(row.network_calls),
+            "backward": str(row.backward_passes),
+            "seconds": f"{row.seconds:.1f}",
+        }
+        lines.append({"NFE": str(row.nfe), **marked, **counts})
+    titles = [name for name in lines[0] if (name != "real" or real) and (name != "LPIPS" or seen)]
+    hidden, wide = list[str](), console().options.update_width(1000)
+    while True:
+        more = f" For {', '.join(hidden)} the terminal is too narrow: see results.json." if hidden else ""
+        out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption + more, caption_justify="left")
+        out.add_column("method", overflow="fold", min_width=len("calibrated"))
+        for title in titles:
+            out.add_column(title, justify="right", no_wrap=True)
+        for i, (row, line) in enumerate(zip(comparison.rows, lines, strict=True)):
+            if row.method == REFERENCE or (i and row.nfe != comparison.rows[i - 1].nfe):
+                out.add_section()
+            out.add_row(text(row.title), *(line[title] for title in titles))
+        if len(titles) == 2 or console().measure(out, options=wide).minimum <= console().width:
+            return out
+        hidden.insert(0, titles.pop())
 
 
 def calibrate_now(
@@ -145,7 +158,12 @@ def command(
     quick: Annotated[
         bool, typer.Option("--quick", help="A look in about a minute on two cores: few images, a rough calibration.")
     ] = False,
-    lipschitz: Annotated[bool, typer.Option(help="Measure local Lipschitz constants on one seed.")] = True,
+    lipschitz: Annotated[
+        bool | None,
+        typer.Option(
+            "--lipschitz/--no-lipschitz", help="Measure local Lipschitz constants on one seed (not if quick)."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png and results.json.")] = Path(
         "steindiff-out"
     ),
@@ -169,6 +187,10 @@ def command(
     methods, facts = default_methods(chosen), settings(model, solver, nfe, seeds, batch, place)
     facts["guidance"] = subject.conditions.get("guidance", 1.0)
     given = {(one.solver, one.nfe): one for one in options.calibrations(subject, calibration or [])}
+    for fitted, budget in given:
+        if fitted != chosen or budget not in nfes:
+            its = f"{SOLVERS.name_of(fitted)} at {budget} evaluations"
+            raise ValueError(f"calibration: one is for {its}; choose these, or leave it out")
     own = {n: given.get((chosen, n)) or shipped_calibration(subject, chosen, n) for n in nfes}
     recipe = QUICK if quick else Recipe()
     if missing := [n for n in nfes if own[n] is None]:
@@ -193,7 +215,7 @@ def command(
             options=CompareOptions(
                 batch=batch,
                 reference_nfe=16 if quick else 24,
-                lipschitz_seeds=int(lipschitz and not quick),
+                lipschitz_seeds=int(not quick if lipschitz is None else lipschitz),
                 listener=Watch(bar, task),
                 pictures=found.pictures,
             ),

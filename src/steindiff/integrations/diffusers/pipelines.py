@@ -31,7 +31,7 @@ from steindiff._progress import bar
 from steindiff._serialization import decode
 from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
-from steindiff.calibration import Calibration, CalibrationSet
+from steindiff.calibration import Calibration, CalibrationSet, check_calibration
 from steindiff.grids.rules import Explicit, LogSNR
 from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, modules_of, parts_of
 from steindiff.integrations.diffusers.families import (
@@ -143,6 +143,7 @@ def default_solver(scheduler: Any) -> Solver:
 
 def all_of(calibration: Calibration | CalibrationSet) -> tuple[Calibration, ...]:
     """One calibration, or those of a set."""
+    check_calibration(calibration)
     return calibration.calibrations if isinstance(calibration, CalibrationSet) else (calibration,)
 
 
