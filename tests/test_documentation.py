@@ -49,7 +49,7 @@ def test_every_block_is_found(page):
     """Of a kind that runs, or output."""
     text = page.read_text(encoding="utf-8")
     assert {language for _, language, _ in FENCE.findall(text)} <= {"python", "console", "text"}
-    assert len(re.findall(r"^\W*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
+    assert len(re.findall(r"^[ \t>]*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
