@@ -588,6 +588,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no telling": {"search": Search(telling=False)},
     "telling alone": {"search": Search(levels=False)},
     **{f"p = {power:g}": {"search": Search(power=power)} for power in (0.0, 0.25, 0.75, 1.0)},
+    "two iterations": {"search": Search(iterations=2)},
     "one band": {"one_band": True},
     "one difference": {"fit": ByAlignment(terms=1)},
     "no difference": {"fit": ByAlignment(terms=0)},

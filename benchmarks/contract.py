@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import random
 import statistics
 import sys
@@ -230,6 +231,16 @@ def measure(cell: Cell) -> dict[str, Any]:
     return record | {"network_calls": calibration.provenance["network_calls"]}
 
 
+def name_of(cell: Cell) -> str:
+    """A cell's key in the records."""
+    return f"{cell.toy} | {cell.solver} | {cell.nfe}"
+
+
+def named(cell: Cell) -> tuple[str, dict[str, Any]]:
+    """A cell's key and record."""
+    return name_of(cell), measure(cell)
+
+
 def ratio(record: dict[str, Any], name: str) -> float:
     """Calibrated over plain."""
     made, best = record[name]
@@ -256,9 +267,9 @@ def summary(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "contract.json")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no cell after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     until = time.monotonic() + arguments.seconds
     records = json.loads(arguments.out.read_text())["records"] if arguments.out.exists() else {}
     facts = {
@@ -271,15 +282,14 @@ def main() -> None:
         "matrix": len(cells()),
         **machine("cpu"),
     }
-    for cell in cells():
-        name = f"{cell.toy} | {cell.solver} | {cell.nfe}"
-        if name in records:
-            continue
-        if time.monotonic() > until:
-            break
-        records[name] = measure(cell)
-        print(name, json.dumps(records[name]), flush=True)
-        write_json(arguments.out, {**facts, "summary": summary(records), "records": dict(sorted(records.items()))})
+    missing = [cell for cell in cells() if name_of(cell) not in records]
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs, torch.set_num_threads, (1,)) as pool:
+        for name, record in pool.imap_unordered(named, missing):
+            records[name] = record
+            print(name, json.dumps(record), flush=True)
+            write_json(arguments.out, {**facts, "summary": summary(records), "records": dict(sorted(records.items()))})
+            if time.monotonic() > until:
+                break  # leaving the pool ends it
 
 
 if __name__ == "__main__":

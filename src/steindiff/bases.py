@@ -51,10 +51,11 @@ class Basis(ABC):
 
     def average(self, coefficients: Tensor) -> Tensor:
         """Mean over the coefficients of each band: `(B, *)` to `(B, K)`, in float64."""
-        index = band_index(self, coefficients.device).flatten()
-        flat = coefficients.flatten(1).double()
-        total = flat.new_zeros(len(flat), self.bands).index_add_(1, index, flat)
-        return total / band_sizes(self, coefficients.device)
+        order, sizes = band_order(self, coefficients.device), band_sizes(self, coefficients.device)
+        flat = coefficients.flatten(1)[:, order].double()
+        # In one order on every device: sums by index are not, on a GPU.
+        lengths = sizes.expand(len(flat), -1).contiguous()
+        return torch.segment_reduce(flat, "sum", lengths=lengths, axis=1, unsafe=True) / sizes
 
     def spread(self, gain: Tensor) -> Tensor:
         """Every coefficient's own factor, `(*)`, from one per band, `(K,)`."""
@@ -73,6 +74,13 @@ def band_index(basis: Basis, device: torch.device) -> Tensor:
 def band_sizes(basis: Basis, device: torch.device) -> Tensor:
     """How many coefficients each band has, `(K,)`, made once per device."""
     return band_index(basis, device).flatten().bincount(minlength=basis.bands)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def band_order(basis: Basis, device: torch.device) -> Tensor:
+    """The coefficients' places, flat, sorted by band, made once per device."""
+    return band_index(basis, device).flatten().argsort(stable=True)
 
 
 @lru_cache(maxsize=64)
@@ -202,6 +210,9 @@ class Identity(Basis):
 
     def index(self) -> Tensor:
         return torch.zeros(self.shape, dtype=torch.int64)
+
+    def average(self, coefficients: Tensor) -> Tensor:
+        return coefficients.flatten(1).mean(1, keepdim=True, dtype=torch.float64)
 
     def forward(self, x: Tensor) -> Tensor:
         return x

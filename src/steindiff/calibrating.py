@@ -24,7 +24,7 @@ from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
 from steindiff.reference import GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
-from steindiff.search import Mismatch, Search, Trial, Trials, resampled
+from steindiff.search import FEW_STEPS, Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ Density = Callable[[ReferenceRun], Grid]
 
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
-FEW_STEPS = 5
-"""Below this many steps a second difference says more of the calibration's seeds than of the model."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 BETTER = 0.97
@@ -67,7 +65,7 @@ class ByAlignment:
         below: balance the energy of steps that end at σ/α <= below · σ_data; ∞ all.
         bound: keep the energy factor in [1/bound, bound].
         significance: leave a band alone unless the correction exceeds this many standard errors.
-        terms: how many differences of the latest denoised images to use; None: one in runs below five steps, else two.
+        terms: how many differences of the latest denoised images to use; None: one in runs below five steps, else 3.
         tail: weight of busy images in the fit; a large number (1e9) counts all alike.
         ridge: pull towards the plain step.
     """
@@ -89,7 +87,7 @@ class ByAlignment:
             below=self.below * reference.sigma_data,
             bound=self.bound,
             significance=self.significance,
-            terms=(1 if steps < FEW_STEPS else 2) if self.terms is None else self.terms,
+            terms=(1 if steps < FEW_STEPS else 3) if self.terms is None else self.terms,
             tail=self.tail,
             ridge=self.ridge,
         )

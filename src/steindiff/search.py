@@ -45,6 +45,8 @@ FARTHEST = {True: 0.6, False: 0.15}
 """How far one iteration may move a level (True) or a telling (False), in the same units."""
 LEAST_GAP = 0.1
 """Two levels stay this far apart in log(σ/α)."""
+FEW_STEPS = 5
+"""Runs below this many steps are searched for longer, and corrected with fewer differences."""
 TELLING = (math.log(0.6), math.log(1.4))
 """Bounds of log c."""
 
@@ -189,7 +191,8 @@ class Search:
     r"""How to search.
 
     Args:
-        iterations: Levenberg–Marquardt steps, at most; each costs about n (n + 1) evaluations of a seed, n steps.
+        iterations: Levenberg–Marquardt steps, at most; each costs about n (n + 1) evaluations of a seed, n steps. None:
+            three in runs below five steps, where they are cheap, else two.
         levels: search the levels.
         start: search the first level too; hosts that always begin with unit noise cannot.
         telling: search what the network is told.
@@ -197,7 +200,7 @@ class Search:
         enough: stop when an iteration lowers J by less than this share.
     """
 
-    iterations: int = 3
+    iterations: int | None = None
     levels: bool = True
     start: bool = True
     telling: bool = True
@@ -205,7 +208,8 @@ class Search:
     enough: float = 0.01
 
     def __post_init__(self) -> None:
-        at_least("iterations", self.iterations, 0)
+        if self.iterations is not None:
+            at_least("iterations", self.iterations, 0)
         number("power", self.power, 0.0, 4.0)
         number("enough", self.enough, 0.0, 1.0)
 
@@ -219,14 +223,18 @@ class Search:
         # Late ones first: their trials are cheap, and all share the beginning.
         return sorted(found, key=lambda c: (-c.i, c.level))
 
+    def iterations_of(self, steps: int) -> int:
+        """How many iterations runs of so many steps are searched for, at most."""
+        return (3 if steps < FEW_STEPS else 2) if self.iterations is None else self.iterations
+
     def trials(self, solver: Solver, levels: Levels) -> int:
         """How many trials a search may take, at most."""
-        return self.iterations * (len(self.coordinates(solver, levels)) + 3)
+        return self.iterations_of(levels.steps) * (len(self.coordinates(solver, levels)) + 3)
 
     def __call__(self, trials: Trials, best: Trial) -> Iterator[Trial]:
         """Improve a trial; yields every better one."""
         damping = 0.1
-        for _ in range(self.iterations):
+        for _ in range(self.iterations_of(best.levels.steps)):
             coordinates = self.coordinates(trials.solver, best.levels)
             slopes = []
             for c in coordinates:

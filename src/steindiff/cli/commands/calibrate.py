@@ -40,8 +40,11 @@ def command(
     prompt: options.Prompts = None,
     batch: options.Batch = 16,
     search: Annotated[
-        int, typer.Option(help="Iterations of the search for levels, at most; 0 does not search.", min=0)
-    ] = Search().iterations,
+        int | None,
+        typer.Option(
+            help="Iterations of the search for levels, at most; 0 does not search. [default: 2, below 5 steps 3]", min=0
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Measure a model once, so that sampling with few evaluations loses less; replaying costs nothing.
@@ -51,7 +54,7 @@ def command(
     """
     nfes = options.numbers("nfe", nfe)
     chosen = SOLVERS.resolve("solver", solver)
-    recipe = Recipe(seeds=options.seeds(num, seed), search=Search(iterations=search) if search else None)
+    recipe = Recipe(seeds=options.seeds(num, seed), search=None if search == 0 else Search(iterations=search))
     subject = subjects.subject(model, guidance, device, prompts=prompt or (), batch=batch)
     folder(out)
     made = subject.calibrate(nfes, chosen, recipe, batch)

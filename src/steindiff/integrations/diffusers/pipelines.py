@@ -336,7 +336,7 @@ def steps_of(solver: Solver, model: Model, nfe: int) -> int:
 
 def work(recipe: Recipe, nfe: int) -> int:
     """About how many evaluations of a seed a search takes."""
-    searched = 0 if recipe.search is None else recipe.search.iterations * nfe * (nfe + 1) + 6 * nfe
+    searched = 0 if recipe.search is None else recipe.search.iterations_of(nfe) * nfe * (nfe + 1) + 6 * nfe
     return searched + nfe * (2 + len(recipe.rivals))
 
 
