@@ -24,7 +24,7 @@ Seeds are 0 to samples − 1, labels seed mod classes. The paper's "steps" are (
 network. `fid` is the Fréchet distance of Inception features to real images, or, where there are none, to as many
 samples of the same model by Heun's method in 35 evaluations from other seeds (`against` says which). `error` is its
 standard error; `difference` is taken from the plain solver of the same seeds, its error sample by sample
-(`metrics/intervals.py`). `score` is the inception score by the logits of EfficientNet-Lite0. Where every γ of the
+(`metrics/frechet.py`). `score` is the inception score by the logits of EfficientNet-Lite0. Where every γ of the
 first batch is 1 by a margin the run is the plain one: such cells are marked `idle` and not sampled further.
 """
 
@@ -43,6 +43,7 @@ import torch
 import torch._functorch.config as functorch_config
 from torch import Tensor
 
+from paper_only.verdicts import difference
 from recording import Records, machine, options, real_images
 from steindiff import datasets, noise, sample, zoo
 from steindiff._files import write_bytes
@@ -63,7 +64,7 @@ from steindiff.images import png, to_uint8
 from steindiff.integrations import edm
 from steindiff.levels import Level, Levels
 from steindiff.metrics import EfficientNetFeatures, InceptionFeatures, Moments, inception_score, references
-from steindiff.metrics.intervals import Distance, difference, distance
+from steindiff.metrics.frechet import Distance, distance
 from steindiff.probes import VJP, Adaptive, Analytic, check_gradient
 from steindiff.sampler import levels_for
 from steindiff.schedules import EDM, Discrete

@@ -29,6 +29,7 @@ from networks.mixture import Empirical
 from paper_only.activation import TopK
 from paper_only.coefficients import coupled_gammas, decay, fine_flow, ideal_gammas, plot_comparison, plot_decay
 from paper_only.probes import JVP, Normal
+from paper_only.verdicts import difference
 from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample, zoo
 from steindiff._files import write_json
 from steindiff.corrections import (
@@ -49,8 +50,7 @@ from steindiff.diagnostics import (
 )
 from steindiff.grids import Karras, LogSNR
 from steindiff.levels import Levels
-from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.metrics.intervals import Distance, difference, distance
+from steindiff.metrics.frechet import Distance, Moments, distance, frechet_distance
 from steindiff.probes import VJP, Adaptive, Analytic, FiniteDifference, Rademacher, memory_per_sample
 from steindiff.sampler import levels_for as budget
 from steindiff.solvers import DPMSolverMultistep, Solver

@@ -31,7 +31,8 @@ from networks import pieces
 from networks.muon import Muon
 from networks.strong import strong
 from steindiff import _weights as weights
-from steindiff.zoo.preconditioning import ARCHITECTURES, EDMPrecond, VPNoise
+from steindiff.schedules import Discrete
+from steindiff.zoo import ARCHITECTURES, EDMPrecond, VPNoise
 
 P_MEAN, P_STD = -1.2, 1.2
 WIDE = (0.07, math.log(0.005), math.log(100.0))
@@ -53,7 +54,8 @@ def edm_loss(net: EDMPrecond, denoise: nn.Module, x: Tensor, labels: Tensor) -> 
 def vp_loss(net: VPNoise, predict: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     """‖ε(α_t x + σ_t ε, t) − ε‖² per dimension, t uniform (Ho et al., 2020)."""
     t = torch.randint(net.steps, (len(x),), device=x.device)
-    alpha, sigma = (table[t].to(x)[:, None, None, None] for table in (net.alphas, net.sigmas))
+    survival = torch.tensor(Discrete.linear(*net.betas, net.steps).alphas_cumprod, dtype=torch.float64, device=x.device)
+    alpha, sigma = (table[t].to(x)[:, None, None, None] for table in (survival.sqrt(), (1 - survival).sqrt()))
     epsilon = torch.randn_like(x)
     return (predict(alpha * x + sigma * epsilon, t, labels) - epsilon).square().mean()
 

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import steindiff as sd
-from steindiff.comparison import Calibrated, OnGrid
+from steindiff.comparison import calibrated, on_grid
 from steindiff.denoisers import Preconditioned
 from steindiff.report import write
 
@@ -83,9 +83,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
         nfes=[5],
         seeds=range(64 if tiny else 256),
         methods={
-            "edm": OnGrid("plain, EDM grid", sd.GRIDS["edm"]),
-            "logsnr": OnGrid("plain, log-SNR grid", sd.GRIDS["logsnr"]),
-            "calibrated": Calibrated(calibrations=lambda model, solver, nfe: calibration),
+            "edm": on_grid("plain, EDM grid", "edm"),
+            "logsnr": on_grid("plain, log-SNR grid", "logsnr"),
+            "calibrated": calibrated(lambda model, solver, nfe: calibration),
         },
         options=sd.CompareOptions(batch=256, lipschitz_seeds=0),
     )

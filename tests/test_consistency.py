@@ -64,11 +64,11 @@ def test_literal_weight_discards_the_solver_on_digits():
 def test_interpolation_in_log_sigma_carries_too_much_noise_and_matching_does_not():
     """On Dirac data the flow is a straight line in σ, so the truth is known: x_m = x* + σ_m ε."""
     s, m, t = (EDM().level(sigma) for sigma in (4.0, 1.0, 0.25))
-    noise_of = [a * s.sigma + b * t.sigma for a, b in (LogSigma().weights(s, m, t), Matched().weights(s, m, t))]
+    noise_of = [a * s.sigma + b * t.sigma for a, b in (LogSigma()(s, m, t), Matched()(s, m, t))]
     assert noise_of == pytest.approx([2.125, 1.0])  # the first is twice the level it stands for
     for levels in (GRIDS["logsnr-to-zero"](VP(), 5), GRIDS["uniform"](VP(), 5)):
         s, m, t = levels[1:4]
-        a, b = Matched().weights(s, m, t)
+        a, b = Matched()(s, m, t)
         assert a * s.alpha + b * t.alpha == pytest.approx(m.alpha)
         assert a * s.sigma + b * t.sigma == pytest.approx(m.sigma)
 

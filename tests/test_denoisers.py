@@ -160,9 +160,9 @@ def test_dynamic_threshold_agrees_with_torch_quantile(quantile: float, seed: int
     ("build", "message"),
     [
         (lambda: Guided(None, None, -1.0), "scale must be >= 0, got -1.0"),
-        (lambda: Guided(None, None, 2.0, rescale=1.5), "rescale must be from 0 to 1, got 1.5"),
+        (lambda: Guided(None, None, 2.0, rescale=1.5), "rescale must be >= 0 and <= 1, got 1.5"),
         (lambda: StaticThreshold(None, 0), "bound must be > 0, got 0"),
-        (lambda: DynamicThreshold(None, 0.0), "quantile must be in"),
+        (lambda: DynamicThreshold(None, 0.0), "quantile must be > 0"),
         (lambda: DynamicThreshold(None, 0.9, 0.5), "maximum must be >= 1, got 0.5"),
         (lambda: Preconditioned(None, 0.0), "sigma_data must be > 0, got 0.0"),
         (lambda: Gaussian(torch.zeros(2), torch.tensor([1.0, -1.0])), "variance must be >= 0"),

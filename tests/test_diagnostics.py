@@ -27,6 +27,7 @@ from steindiff import GRIDS, SCHEDULES, SOLVERS, noise, sample
 from steindiff.corrections import Plain
 from steindiff.denoisers import X0, Gaussian
 from steindiff.diagnostics import (
+    candidate,
     certificate,
     difference,
     lipschitz,
@@ -34,7 +35,6 @@ from steindiff.diagnostics import (
     plot_certificate,
     plot_lipschitz,
 )
-from steindiff.diagnostics._lipschitz import candidate
 from steindiff.levels import Level, Levels
 from steindiff.probes import VJP
 from steindiff.schedules import EDM, VP
@@ -142,7 +142,7 @@ def test_lipschitz_can_skip_steps():
     )
     assert some.sigma == whole.sigma[::2]
     torch.testing.assert_close(some.transition, whole.transition[::2], rtol=0.01, atol=0)
-    with pytest.raises(ValueError, match=r"every must be >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"every must be a whole number >= 1, got 0"):
         lipschitz(spread_gaussian(), start, levels, DDIM(), torch.Generator(), every=0)
 
 

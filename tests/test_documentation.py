@@ -27,7 +27,6 @@ from steindiff import EDM, Model, Recipe, calibrate
 from steindiff.cli import options
 from steindiff.cli.app import build, run
 from steindiff.cli.commands import evaluate
-from steindiff.comparison import Calibrated
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "comfyui/README.md")]
@@ -84,8 +83,8 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
     for model in options.MODELS:
         monkeypatch.setitem(options.MODELS, model, partial(toy, name=model))
     found = lambda model, solver, nfe: toy_calibration(solver, nfe)  # noqa: E731
-    monkeypatch.setattr(Calibrated.__init__, "__defaults__", ("calibrated", found))
-    monkeypatch.setattr("steindiff.cli.commands.compare.shipped_calibration", found)
+    for place in ("steindiff.comparison", "steindiff.cli.commands.compare"):
+        monkeypatch.setattr(f"{place}.shipped_calibration", found)
     monkeypatch.setattr(evaluate.references, "load", lambda _: evaluate.Moments.of(digits().mean((2, 3)).expand(-1, 3)))
     commands = [shlex.split(line) for code in blocks(page, "console") for line in code.splitlines()]
     for before, (program, *arguments) in zip([[], *commands], commands, strict=False):

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0: architecture, padding, folded normalisation, input convention, and files that do not fit."""
+"""EfficientNet-Lite0: architecture, padding, input convention, and files that do not fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 from steindiff import datasets
 from steindiff._files import sha256
 from steindiff.metrics import EfficientNetFeatures, Moments
-from steindiff.metrics.efficientnet import EPSILON, Convolution, EfficientNetLite0, published_names, published_shapes
+from steindiff.metrics.efficientnet import EPSILON, Convolution, EfficientNetLite0
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,8 @@ def published(network):
     """Random tensors in the layout of the weight file."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
-    for name, shape in published_shapes(network).items():
+    for name, value in network.state_dict().items():
+        shape = value.shape
         if name.endswith("num_batches_tracked"):
             tensors[name] = torch.tensor(7)
         elif name.endswith("running_var"):
@@ -49,10 +50,8 @@ def file(published, tmp_path):
 
 def test_size_is_the_published_one(network):
     """4.652 million parameters, the batch normalisations' own included; 296 tensors in the file."""
-    shapes = published_shapes(network)
-    learnt = [torch.Size(shape).numel() for name, shape in shapes.items() if name.endswith(("weight", "bias"))]
-    assert sum(learnt) == 4_652_008
-    assert len(shapes) == 296
+    assert sum(parameter.numel() for parameter in network.parameters()) == 4_652_008
+    assert len(network.state_dict()) == 296
 
 
 @pytest.mark.parametrize(("kernel", "first"), [(3, 0), (5, -1)])
@@ -61,17 +60,15 @@ def test_strided_convolution_pads_after_the_image(kernel, first):
     layer = Convolution(1, 1, kernel, stride=2)
     with torch.no_grad():
         layer.weight.zero_()[..., 0, 0] = 1
-        layer.bias.zero_()
         x = torch.arange(1.0, 65.0).reshape(1, 1, 8, 8)
         expected = F.pad(x, (1, 0, 1, 0))[..., 1 + first :: 2, 1 + first :: 2][..., :4, :4]
         assert torch.equal(layer(x), expected)
 
 
-def unfolded(tensors, x):
-    """The network once more, with batch normalisation as in the file, block by block from the shapes in it."""
+def again(tensors, x):
+    """The network once more, block by block from the shapes in the file."""
 
-    def layer(name, x, stride=1, relu=True):
-        convolution, norm = published_names(name)
+    def layer(convolution, norm, x, stride=1, relu=True):
         weight = tensors[f"{convolution}.weight"]
         margin = weight.shape[-1] - stride
         x = F.pad(x, (margin // 2, margin - margin // 2) * 2)
@@ -80,20 +77,20 @@ def unfolded(tensors, x):
         x = F.batch_norm(x, *statistics, eps=EPSILON)
         return x.clamp(0, 6) if relu else x
 
-    x = layer("stem", x, 2)
-    for i in range(16):
-        y = layer(f"blocks.{i}.expand", x) if f"_blocks.{i}._expand_conv.weight" in tensors else x
-        y = layer(f"blocks.{i}.depthwise", y, 2 if i in (1, 3, 5, 11) else 1)
-        y = layer(f"blocks.{i}.project", y, relu=False)
+    x = layer("_conv_stem", "_bn0", x, 2)
+    for block in (f"_blocks.{i}." for i in range(16)):
+        y = layer(f"{block}_expand_conv", f"{block}_bn0", x) if f"{block}_expand_conv.weight" in tensors else x
+        y = layer(f"{block}_depthwise_conv", f"{block}_bn1", y, 2 if block[8:-1] in ("1", "3", "5", "11") else 1)
+        y = layer(f"{block}_project_conv", f"{block}_bn2", y, relu=False)
         x = x + y if x.shape == y.shape else y
-    return layer("head", x).mean((2, 3))
+    return layer("_conv_head", "_bn1", x).mean((2, 3))
 
 
-def test_folding_changes_nothing(file, published):
+def test_features_are_those_of_the_published_network(file, published):
     features = EfficientNetFeatures.load(file)
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     features.size = 64
-    expected = unfolded(published, (images.float() - 127) / 128)
+    expected = again(published, (images.float() - 127) / 128)
     found = features(images)
     assert found.shape == (2, features.num_features)
     assert float(expected.std()) > 0.01

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steindiff.metrics.frechet import Moments, frechet_distance
-from steindiff.metrics.intervals import Difference, bias, difference, distance
+from paper_only.verdicts import Difference, difference
+from steindiff.metrics.frechet import Moments, bias, distance, frechet_distance
 
 
 def draw(num: int, seed: int, stretch: float = 1.3) -> torch.Tensor:

@@ -116,7 +116,7 @@ def test_kid_agrees_with_torchmetrics():
     [
         ({"size": 11}, "size must be from 2 to 10, the smaller set, got 11"),
         ({"size": 1}, "got 1$"),
-        ({"size": 5, "subsets": 0}, "subsets must be >= 1, got 0"),
+        ({"size": 5, "subsets": 0}, "subsets must be a whole number >= 1, got 0"),
     ],
 )
 def test_bad_kid_arguments_are_named(arguments, message):

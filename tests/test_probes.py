@@ -161,7 +161,7 @@ def test_every_probe_agrees_with_the_exact_jacobian_of_every_solver(solver: Solv
         (JVP(), axes, 1.0),
         (FiniteDifference(relative=1e-4), pairs, 0.5),
     ):
-        forms = probe.along(step, x, level, v).forms.sum(0) * share
+        forms = probe.along(step, x, level, v)[1].sum(0) * share
         torch.testing.assert_close(forms, trace, atol=1e-6, rtol=0)
 
 
@@ -239,9 +239,9 @@ def test_adaptive_changes_over_at_its_threshold(sigma: float, cost: int):
     [
         (lambda: VJP(0), r"probes must be a positive multiple of 1 .*, got 0"),
         (lambda: VJP(3, Antithetic()), r"probes must be a positive multiple of 2 with Antithetic.*, got 3"),
-        (lambda: VJP(chunk=0), r"chunk must be >= 1 or None, got 0"),
-        (lambda: VJP(memory=0), r"memory must be >= 1 \(bytes\) or None, got 0"),
-        (lambda: VJP(together=0), r"together must be >= 1, got 0"),
+        (lambda: VJP(chunk=0), r"chunk must be a whole number >= 1, got 0"),
+        (lambda: VJP(memory=0), r"memory must be a whole number >= 1, got 0"),
+        (lambda: VJP(together=0), r"together must be a whole number >= 1, got 0"),
         (lambda: FiniteDifference(relative=0.0), r"relative must be > 0, got 0.0"),
         (lambda: Adaptive(threshold=-1.0), r"threshold must be >= 0, got -1.0"),
         (lambda: Normal().draw(0, torch.zeros(1, 2), torch.Generator()), r"probes must be a positive multiple"),

@@ -566,13 +566,13 @@ def test_seed_decides_the_probes():
     ("build", "message"),
     [
         (lambda: Relaxation(epsilon=-1.0), r"epsilon must be >= 0, got -1.0"),
-        (lambda: Relaxation(seed=-1), r"seed must be >= 0, got -1"),
-        (lambda: Clamped(0.0), r"minimum must be in \(0, 1\], got 0.0"),
-        (lambda: Unclamped(1.5), r"minimum must be in \(0, 1\], got 1.5"),
+        (lambda: Relaxation(seed=-1), r"seed must be a whole number >= 0, got -1"),
+        (lambda: Clamped(0.0), r"minimum must be > 0 and <= 1, got 0.0"),
+        (lambda: Unclamped(1.5), r"minimum must be > 0 and <= 1, got 1.5"),
         (lambda: TopK(0), r"k must be a whole number >= 1, got 0"),
         (lambda: FirstSteps(0), r"k must be a whole number >= 1, got 0"),
-        (lambda: Clamped(0.5, 0.1), r"maximum must be >= minimum = 0.5, got 0.1"),
-        (lambda: Unclamped(growth=0.0), r"growth must be > 0 or None, got 0.0"),
+        (lambda: Clamped(0.5, 0.1), r"maximum must be >= 0.5, got 0.1"),
+        (lambda: Unclamped(growth=0.0), r"growth must be > 0, got 0.0"),
         (lambda: OnlySteps((7,))(GRIDS["edm-to-zero"](EDM(), 5), 0), r"steps must lie within a run of 5 steps, got 7"),
         (
             lambda: Expansion((1.0,))(GRIDS["edm-to-zero"](EDM(), 5), 0),

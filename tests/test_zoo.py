@@ -17,6 +17,7 @@ from steindiff.calibration import Calibration
 from steindiff.denoisers import EDMDenoiser
 from steindiff.levels import Level
 from steindiff.models import CALIBRATIONS, ByLabel, shipped_calibration, shipped_path
+from steindiff.schedules import Discrete
 from steindiff.solvers import DPMSolverMultistep
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise
 
@@ -121,8 +122,9 @@ def test_vp_process_is_the_product_of_its_steps():
     alpha = 1.0
     for beta in torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64).tolist():
         alpha *= (1 - beta) ** 0.5
-    assert float(net.alphas[-1]) == pytest.approx(alpha, rel=1e-12)
-    torch.testing.assert_close(net.alphas**2 + net.sigmas**2, torch.ones(1000, dtype=torch.float64))
+    schedule = Discrete.linear(*net.betas, net.steps)
+    assert schedule.alphas_cumprod[-1] == pytest.approx(alpha**2, rel=1e-12)
+    assert schedule == load("fashion").schedule
     assert net(torch.randn(2, 3, 8, 8), torch.tensor([0, 999])).dtype == torch.float32
 
 
@@ -174,7 +176,8 @@ def test_fashion_predicts_the_noise():
     clean[:, :, 8:20, 8:20] = 0.5
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(0))
     t = torch.tensor([300, 600])
-    alpha, sigma = (table[t].float()[:, None, None, None] for table in (net.alphas, net.sigmas))
+    levels = [load("fashion").schedule.level(float(time)) for time in t]
+    alpha, sigma = (torch.tensor(v)[:, None, None, None] for v in zip(*(level[1:3] for level in levels), strict=True))
     assert (net(alpha * clean + sigma * noise, t) - noise).square().mean() < 0.2
 
 

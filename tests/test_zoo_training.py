@@ -15,7 +15,6 @@ import torch
 import training_data
 from steindiff import zoo
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise, weights
-from steindiff.zoo import preconditioning as models
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "train.py"
 TINY = UNetConfig(
@@ -30,8 +29,8 @@ def train(monkeypatch):
     data = training_data.Dataset(images, torch.arange(64) % 4)
     monkeypatch.setattr(training_data, "load", lambda name, split: data)
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    monkeypatch.setitem(models.ARCHITECTURES, "cifar10", lambda: EDMPrecond(UNet(TINY)))
-    monkeypatch.setitem(models.ARCHITECTURES, "fashion", lambda: VPNoise(UNet(TINY)))
+    monkeypatch.setitem(zoo.ARCHITECTURES, "cifar10", lambda: EDMPrecond(UNet(TINY)))
+    monkeypatch.setitem(zoo.ARCHITECTURES, "fashion", lambda: VPNoise(UNet(TINY)))
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield SimpleNamespace(**runpy.run_path(str(SCRIPT)))
     for number, handler in handlers.items():
@@ -109,7 +108,7 @@ def test_training_lowers_the_loss_and_writes_loadable_weights(train, model, tmp_
 @pytest.mark.parametrize("kind", ["adam", "muon"])
 def test_resume_continues_from_every_state(train, kind, tmp_path, monkeypatch):
     run(train, monkeypatch, "fashion", "--steps", 6, "--optimizer", kind, "--out", tmp_path)
-    net = models.ARCHITECTURES["fashion"]()
+    net = zoo.ARCHITECTURES["fashion"]()
     averages = train.Averages(net, [250, 1000])
     methods = train.optimizers(net, kind, 1e-3, 0.02)
     assert train.load_checkpoint(tmp_path / "checkpoint.safetensors", net, averages, methods) == 6

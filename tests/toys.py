@@ -9,7 +9,8 @@ from sklearn.datasets import load_digits
 
 from networks.mixture import Mixture
 from steindiff import EDM, Calibration, Model, Recipe, Search, Solver, calibrate
-from steindiff.comparison import Calibrated, Method, Yardstick, default_methods
+from steindiff.comparison import Method, Yardstick, default_methods
+from steindiff.comparison import calibrated as replayed
 from steindiff.metrics import Moments, RandomFeatures
 
 SHAPE = (1, 8, 8)
@@ -37,7 +38,7 @@ def calibrated(solver: Solver, nfe: int) -> Calibration:
 
 
 def methods(calibrations=lambda model, solver, nfe: calibrated(solver, nfe)) -> dict[str, Method]:
-    return default_methods() | {"calibrated": Calibrated(calibrations=calibrations)}
+    return default_methods() | {"calibrated": replayed(calibrations)}
 
 
 def yardstick() -> Yardstick:

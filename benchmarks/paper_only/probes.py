@@ -5,29 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from steindiff.levels import Level
-from steindiff.probes._pullback import linearised
-from steindiff.probes.base import (
-    Directions,
-    Forms,
-    Hutchinson,
-    Probe,
-    Probed,
-    dot,
-    flat_step,
-    joined_evaluations,
-    linear,
-    rebuilt,
-    restricted,
-)
+from steindiff.probes._pullback import linearised, proposed
+from steindiff.probes.base import Directions, Hutchinson, Probe, Probed, dot, joined_evaluations, linear, restricted
 from steindiff.probes.hutchinson import VJP, forward_mode
-from steindiff.tableau import Step
+from steindiff.tableau import Evaluation, Proposal, Step
 
 
 @dataclass(frozen=True)
@@ -46,19 +33,25 @@ class JVP(Hutchinson):
     so the candidate equals the plain step's only up to rounding where the network attends.
     """
 
-    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
+    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> tuple[Proposal, Tensor]:
         at = x.detach().contiguous()  # forward mode refuses expanded tensors
 
+        def flat(z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+            candidate, evaluations = proposed(step, z)
+            return candidate, tuple(tensor for e in evaluations for tensor in (e.x, e.d))
+
         def push(tangent: Tensor) -> Any:
-            return torch.func.jvp(partial(flat_step, step), (at,), (tangent,), has_aux=True)
+            return torch.func.jvp(flat, (at,), (tangent,), has_aux=True)
 
         with forward_mode():
             # Candidate and evaluations do not depend on the tangent: left unbatched, they are computed once.
             unbatched: Any = (None, 0, None)
             candidate, tangents, tensors = torch.func.vmap(push, out_dims=unbatched)(v)
         forms = torch.stack([dot(row, tangent.detach()) for row, tangent in zip(v, tangents, strict=True)])
-        evaluations = rebuilt(step, [tensor.detach() for tensor in tensors])
-        return Forms(candidate.detach(), evaluations, forms, 0, len(v) * len(step.tableau.stages))
+        levels = [stage.level for stage in step.tableau.stages]
+        pairs = zip(tensors[::2], tensors[1::2], levels, strict=True)
+        evaluations = tuple(Evaluation(z.detach(), d.detach(), where) for z, d, where in pairs)
+        return Proposal(candidate.detach(), evaluations), forms
 
 
 @dataclass(frozen=True)
@@ -73,15 +66,14 @@ class Exact(Probe):
             raise ValueError(f"x must have at most limit = {self.limit} dimensions, got {d}; each is a backward pass")
         if not step.tableau.stages:
             return linear(step, x, error=0.0)
-        candidate, tensors, pull = linearised(partial(flat_step, step), x)
+        proposal, pull = linearised(step, x)
         divergence = x.new_zeros(len(x))
         for i in range(d):
             e = x.new_zeros(d)
             e[i] = 1.0
             divergence += pull(e.reshape(x.shape[1:]).expand_as(x)).flatten(1)[:, i]
         return Probed(
-            candidate,
-            rebuilt(step, tensors),
+            *proposal,
             divergence,
             torch.zeros_like(divergence),
             backward_passes=d * len(step.tableau.stages),

@@ -65,7 +65,7 @@ def decode(name: str, value: Any, kind: Any) -> Any:
         hints = list(_hints(kind).values())  # of a named tuple; the last fields may have defaults
         return kind(*_sequence(name, value, tuple(hints[: max(given, len(hints) - len(defaults))])))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _record(name, _object(name, value), kind)
+        return record(name, _object(name, value), kind)
     raise ValueError(f"{name} cannot be read from a file: there is no rule for {kind}")
 
 
@@ -109,9 +109,9 @@ def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
-def _record(name: str, value: Mapping[str, Any], cls: type[T]) -> T:
-    """A dataclass from an object of its fields; those without a default must be there, and no others."""
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+def record(name: str, value: Mapping[str, Any], cls: type[T], **known: Any) -> T:
+    """A dataclass from an object of its fields but the `known`; those without a default must be there, no others."""
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init and f.name not in known}  # type: ignore[arg-type]
     optional = {k for k, f in fields.items() if not f.default is f.default_factory is dataclasses.MISSING}
     if unknown := sorted(set(value) - set(fields)):
         raise ValueError(f"{name} has unknown fields {shown(unknown)}; {cls.__name__} takes {sorted(fields)}")
@@ -120,7 +120,7 @@ def _record(name: str, value: Mapping[str, Any], cls: type[T]) -> T:
     hints: dict[str, Any] = _hints(cls)  # type: ignore[arg-type]
     arguments = {key: decode(f"{name}.{key}", item, hints[key]) for key, item in value.items()}
     try:
-        return cls(**arguments)
+        return cls(**arguments, **known)
     except (TypeError, ArithmeticError) as error:  # a class's own check, surprised by what its types allow
         raise ValueError(f"{name}: {error}") from None
 
@@ -137,7 +137,7 @@ def from_config(name: str, description: Any, table: Mapping[str, type[T]]) -> T:
     kind = arguments.pop("kind", None)
     if not isinstance(kind, str) or kind not in table:
         raise ValueError(f"{name}.kind must be one of {', '.join(sorted(table))}, got {shown(kind)}")
-    return _record(name, arguments, table[kind])
+    return record(name, arguments, table[kind])
 
 
 def checksum(content: Mapping[str, Any]) -> str:

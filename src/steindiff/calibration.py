@@ -140,10 +140,7 @@ class Calibration:
             OSError: if the file cannot be read.
             ValueError: if it is not a sound calibration; the message names the file.
         """
-        try:
-            return cls.from_dict(calibration_file.read(Path(path)))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        return calibration_file.load(Path(path), cls.from_dict)
 
 
 def check_calibration(given: object) -> None:
@@ -226,7 +223,4 @@ class CalibrationSet:
     @classmethod
     def load(cls, path: str | Path) -> CalibrationSet:
         """Read and check a file of several calibrations, or of one."""
-        try:
-            return cls.from_dict(calibration_file.read(Path(path)))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: {error}") from None
+        return calibration_file.load(Path(path), cls.from_dict)

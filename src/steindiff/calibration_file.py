@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from steindiff._checks import shown
 from steindiff._files import write_text
@@ -22,6 +22,8 @@ from steindiff.corrections.replay import StepWeights
 from steindiff.levels import Level, Levels
 from steindiff.schedules import SCHEDULES
 from steindiff.solvers import SOLVERS
+
+T = TypeVar("T")
 
 FORMAT = 3
 """Version of the format that is written."""
@@ -151,9 +153,13 @@ def write(path: Path, content: dict[str, Any]) -> None:
     write_text(path, text + "\n")
 
 
-def read(path: Path) -> Any:
-    """What a file holds, unchecked."""
+def load(path: Path, build: Callable[[Any], T]) -> T:
+    """What `build` makes of a file's content; what is wrong with it is said with the file's name."""
     try:
-        return read_json(path)
+        content = read_json(path)
     except ValueError as error:
-        raise ValueError(f"not a calibration: {error}") from None
+        raise ValueError(f"{path}: not a calibration: {error}") from None
+    try:
+        return build(content)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from None

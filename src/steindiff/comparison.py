@@ -17,7 +17,6 @@ Beside them stand, step by step, the grid, γ, ρ and the local Lipschitz consta
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,21 +32,16 @@ from steindiff.calibration import Calibration
 from steindiff.corrections import CORRECTIONS
 from steindiff.corrections.base import WithHook
 from steindiff.corrections.replay import Replay
-from steindiff.diagnostics._lipschitz import candidate, operator_norm
-from steindiff.grids import GRIDS
-from steindiff.grids.base import Grid
+from steindiff.diagnostics import candidate, operator_norm
 from steindiff.levels import Levels
 from steindiff.loop import StepInfo, sample
-from steindiff.metrics.features import RandomFeatures
-from steindiff.metrics.frechet import Moments
-from steindiff.metrics.intervals import distance
-from steindiff.metrics.lpips import LPIPS, SMALLEST
-from steindiff.metrics.scores import psnr, spread
+from steindiff.metrics import LPIPS, Moments, RandomFeatures, psnr, spread
+from steindiff.metrics.frechet import distance
+from steindiff.metrics.lpips import SMALLEST
 from steindiff.model import Model
 from steindiff.models import shipped_calibration
 from steindiff.sampler import Sampler
-from steindiff.solvers import SOLVERS, DPMSolverMultistep
-from steindiff.solvers.base import Solver
+from steindiff.solvers import SOLVERS, DPMSolverMultistep, Solver
 from steindiff.tableau import Step
 
 POWER_ITERATIONS = 4
@@ -87,51 +81,38 @@ class Yardstick(NamedTuple):
         return float(torch.cat([self.lpips(a, b) for a, b in pairs]).mean())
 
 
-class Method(ABC):
-    """One row of the comparison. Children are frozen dataclasses with a `title`."""
-
-    title: str
-
-    @abstractmethod
-    def sampler(self, model: Model, solver: Solver, nfe: int) -> Sampler | None:
-        """How to spend `nfe` evaluations; None where this method has nothing to offer."""
-
-    @property
-    def effort(self) -> float:
-        """Roughly what an evaluation costs in time, in evaluations of the plain solver; for progress."""
-        return 1.0
-
-
 @dataclass(frozen=True)
-class OnGrid(Method):
-    """The plain solver on a grid, or one of the corrections by name, whose probes are backward passes.
+class Method:
+    """One row of the comparison.
 
-    `solver` is that of this row; None: that of the comparison.
+    Args:
+        title: as shown.
+        sampler: how to spend a number of evaluations of a model by a solver; None where it has nothing to offer.
+        effort: roughly what an evaluation costs in time, in evaluations of the plain solver; for progress.
     """
 
     title: str
-    grid: Grid
-    correction: str = "plain"
-    solver: Solver | None = None
-
-    def sampler(self, model: Model, solver: Solver, nfe: int) -> Sampler:
-        return Sampler(self.solver or solver, self.grid, nfe, self.correction)
-
-    @property
-    def effort(self) -> float:
-        return 1.0 if self.correction == "plain" else 2.5
+    sampler: Callable[[Model, Solver, int], Sampler | None]
+    effort: float = 1.0
 
 
-@dataclass(frozen=True)
-class Calibrated(Method):
+def on_grid(title: str, grid: str, correction: str = "plain", own: Solver | None = None) -> Method:
+    """The plain solver on a grid, or one of the corrections, whose probes are backward passes; all by name.
+
+    `own` is the solver of this row; None: that of the comparison.
+    """
+    effort = 1.0 if correction == "plain" else 2.5
+    return Method(title, lambda model, solver, nfe: Sampler(own or solver, grid, nfe, correction), effort)
+
+
+def calibrated(find: Callable[[Model, Solver, int], Calibration | None] | None = None) -> Method:
     """Calibration, replayed: by default those that ship."""
 
-    title: str = "calibrated"
-    calibrations: Callable[[Model, Solver, int], Calibration | None] = shipped_calibration
+    def sampler(model: Model, solver: Solver, nfe: int) -> Sampler | None:
+        found = (find or shipped_calibration)(model, solver, nfe)
+        return None if found is None else found.sampler()
 
-    def sampler(self, model: Model, solver: Solver, nfe: int) -> Sampler | None:
-        calibration = self.calibrations(model, solver, nfe)
-        return None if calibration is None else calibration.sampler()
+    return Method("calibrated", sampler)
 
 
 def default_methods(solver: Solver | None = None) -> dict[str, Method]:
@@ -144,17 +125,17 @@ def default_methods(solver: Solver | None = None) -> dict[str, Method]:
             on UniPC-3, beside UniPC-3 itself.
     """
     methods: dict[str, Method] = {
-        "edm": OnGrid("EDM grid", GRIDS["edm"]),
-        "logsnr": OnGrid("log-SNR grid", GRIDS["logsnr"]),
+        "edm": on_grid("EDM grid", "edm"),
+        "logsnr": on_grid("log-SNR grid", "logsnr"),
     }
     host = SOLVERS["unipc-bh1-3"] if isinstance(solver, DPMSolverMultistep) else None
     if host is not None:
-        methods["unipc"] = OnGrid("UniPC-3", GRIDS["edm"], solver=host)
+        methods["unipc"] = on_grid("UniPC-3", "edm", own=host)
     title = "relaxation" if host is None else "relaxed UniPC-3"
-    methods["relaxation"] = OnGrid(title, GRIDS["edm"], "relaxation", host)
+    methods["relaxation"] = on_grid(title, "edm", "relaxation", host)
     own = {name for name in CORRECTIONS if type(CORRECTIONS[name]).__module__.startswith("steindiff.")}
-    methods |= {name: OnGrid(name, GRIDS["logsnr"], name) for name in CORRECTIONS if name not in own}
-    return methods | {"calibrated": Calibrated()}
+    methods |= {name: on_grid(name, "logsnr", name) for name in CORRECTIONS if name not in own}
+    return methods | {"calibrated": calibrated()}
 
 
 REFERENCE = "reference"
@@ -165,7 +146,7 @@ REFERENCE_SOLVER = SOLVERS["dpmpp-2m"]
 
 def many_steps(nfe: int) -> Sampler:
     """The sampler of the reference."""
-    return Sampler(REFERENCE_SOLVER, GRIDS["edm-to-zero"], nfe)
+    return Sampler(REFERENCE_SOLVER, "edm-to-zero", nfe)
 
 
 @dataclass(frozen=True)
@@ -215,25 +196,21 @@ def run(model: Model, sampler: Sampler, seeds: Sequence[int], effort: float, opt
     parts = list(sampler.batches(model, seeds, options.batch, on_step=on_step))
     pictures = options.pictures or (lambda x: x)
     first = parts[0].result
+    # The relaxation's γ for each step, 1 where it did not act; none if it never acted.
+    gammas = [float(torch.as_tensor(step.get("gamma", 1.0)).mean()) for step in first.statistics]
+    acted = any("gamma" in step for step in first.statistics)
     return Run(
         torch.cat([pictures(part.result.x).clamp(-1, 1).cpu() for part in parts]),
         first.network_calls,
         first.backward_passes,
         sum(part.seconds for part in parts),
-        gammas(first.statistics),
+        tuple(gammas) if acted else (),
     )
 
 
 def other(seeds: Sequence[int]) -> list[int]:
     """As many other seeds, none of which is compared."""
     return [seed + OTHER_SEEDS for seed in seeds]
-
-
-def gammas(statistics: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """The relaxation's γ for each step (1 where it did not act); empty if it never acted."""
-    if not any("gamma" in step for step in statistics):
-        return ()
-    return tuple(float(torch.as_tensor(step.get("gamma", 1.0)).mean()) for step in statistics)
 
 
 @dataclass(frozen=True, kw_only=True)

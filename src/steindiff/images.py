@@ -1,4 +1,4 @@
-"""Images: tensors to bytes, PNG, data URIs and contact sheets; and sets of images, read a batch at a time."""
+"""Images: tensors to bytes, PNG and data URIs; and sets of images, read a batch at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor
 
 from steindiff._distributed import EVERYTHING, Rank
@@ -24,23 +24,11 @@ def to_uint8(x: Tensor) -> Tensor:
     return ((x.clamp(-1, 1) + 1) * 127.5).round().byte()
 
 
-GAP, CAPTION = 2, 150
 LOSSLESS = 256 * 256
 """Pictures with more pixels than this are stored as JPEG, quality 95 without chroma subsampling, instead of PNG."""
 
 Picture = Tensor | Image.Image
 PictureRow = Sequence[Picture] | Tensor
-
-
-class Strip(Protocol):
-    """One row of pictures and its label."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def nfe(self) -> int: ...
-    @property
-    def images(self) -> PictureRow: ...
 
 
 def to_image(x: Picture) -> Image.Image:
@@ -67,24 +55,6 @@ def data_uri(x: Picture) -> str:
     kind = "PNG" if image.width * image.height <= LOSSLESS else "JPEG"
     image.save(buffer, kind, optimize=True, **({} if kind == "PNG" else {"quality": 95, "subsampling": 0}))
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def contact_sheet(strips: Sequence[Strip], columns: int = 12) -> Image.Image:
-    """One row for each method and number of evaluations, one column for each seed."""
-    width, height = to_image(strips[0].images[0]).size
-    zoom = max(1, round(64 / height)) if height < 160 else 160 / height
-    size = round(width * zoom), round(height * zoom)
-    columns = min(columns, len(strips[0].images))
-    sheet = Image.new("RGB", (CAPTION + columns * (size[0] + GAP), len(strips) * (size[1] + GAP)), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for j, strip in enumerate(strips):
-        y = j * (size[1] + GAP)
-        text = f"{strip.title}\n{strip.nfe} evaluations"
-        draw.multiline_text((8, y + size[1] / 2), text, fill="black", font=font, anchor="lm", spacing=3)
-        for i, x in enumerate(strip.images[:columns]):
-            tile = to_image(x).resize(size, Image.Resampling.NEAREST if zoom >= 1 else Image.Resampling.LANCZOS)
-            sheet.paste(tile, (CAPTION + i * (size[0] + GAP), y))
-    return sheet
 
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})

@@ -62,14 +62,6 @@ class State(NamedTuple):
     history: tuple[Evaluation, ...] = ()
 
 
-def check_state(x: Tensor) -> None:
-    """Refuse states no solver can work on."""
-    if x.ndim < 2 or x.numel() == 0:
-        raise ValueError(f"x must be a batch of samples (B, *) with B >= 1, got shape {tuple(x.shape)}")
-    if x.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"x must be torch.float32 or torch.float64 (the network may use less), got {x.dtype}")
-
-
 def advance(
     denoiser: Denoiser, state: State, levels: Levels, solver: Solver, correction: Correction
 ) -> tuple[State, Transition]:
@@ -115,7 +107,10 @@ def sample(
         RuntimeError: if the network or the state became NaN or infinite, naming the step.
         Cancelled: if the callback returned False.
     """
-    check_state(x)
+    if x.ndim < 2 or x.numel() == 0:
+        raise ValueError(f"x must be a batch of samples (B, *) with B >= 1, got shape {tuple(x.shape)}")
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"x must be torch.float32 or torch.float64 (the network may use less), got {x.dtype}")
     correction = Plain() if correction is None else correction
     for name, value, kind, hint in (
         ("denoiser", denoiser, Denoiser, "wrap the network: Epsilon(network), Velocity, FlowVelocity, X0, EDMDenoiser"),

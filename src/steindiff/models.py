@@ -11,13 +11,11 @@ import torch
 from steindiff import zoo
 from steindiff._checks import number
 from steindiff.calibration import Calibration
-from steindiff.denoisers import EDMDenoiser, Epsilon, Guided
-from steindiff.denoisers.base import Denoiser
+from steindiff.denoisers import Denoiser, EDMDenoiser, Epsilon, Guided
 from steindiff.model import Model
-from steindiff.schedules import EDM, Discrete
-from steindiff.schedules.base import Schedule
+from steindiff.schedules import EDM, Discrete, Schedule
 from steindiff.solvers import SOLVERS, Solver
-from steindiff.zoo.preconditioning import EDMPrecond, VPNoise, ZooNetwork
+from steindiff.zoo import EDMPrecond, VPNoise, ZooNetwork
 
 PARAMETERISATIONS: dict[type[ZooNetwork], tuple[Callable[..., Denoiser], Callable[..., Schedule]]] = {
     EDMPrecond: (EDMDenoiser, lambda network: EDM()),

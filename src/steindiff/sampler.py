@@ -15,8 +15,7 @@ from torch import Tensor
 
 from steindiff._checks import at_least
 from steindiff._progress import bar
-from steindiff.corrections import CORRECTIONS, Correction
-from steindiff.corrections.base import Plain
+from steindiff.corrections import CORRECTIONS, Correction, Plain
 from steindiff.grids import GRIDS, Explicit, Grid
 from steindiff.levels import Levels
 from steindiff.loop import SampleResult, StepInfo, sample
@@ -104,14 +103,7 @@ class Sampler:
         ):
             raise TypeError("correction must not be a calibration; write Calibration.load(path).sampler()")
         done = Plain() if correction is None else CORRECTIONS.resolve("correction", correction)
-        for name, value in (
-            ("solver", chosen),
-            ("grid", place),
-            ("nfe", spent),
-            ("correction", done),
-            ("check", check),
-        ):
-            object.__setattr__(self, name, value)
+        vars(self).update(solver=chosen, grid=place, nfe=spent, correction=done, check=check)
 
     def levels_for(self, schedule: Schedule) -> Levels:
         """Where a run on `schedule` steps."""
@@ -189,6 +181,10 @@ class Sampler:
         levels = self.levels_for(model.schedule)
         todo = in_batches(seeds, batch)
 
+        def told(size: int, info: StepInfo) -> None:
+            if on_step is not None:
+                on_step(info, size)
+
         def initial(part: Sequence[int]) -> Tensor:
             x = noise(part, model.shape, levels[0], model.dtype)
             return x.pin_memory() if torch.device(model.device).type == "cuda" else x
@@ -197,7 +193,6 @@ class Sampler:
             coming: Future[Tensor] | None = None
             while todo:
                 part = todo[0]
-                watch = None if on_step is None else partial(_sized, on_step, len(part))
                 state = initial(part) if coming is None else coming.result()
                 coming = thread.submit(initial, todo[1]) if len(todo) > 1 else None
                 try:
@@ -210,7 +205,7 @@ class Sampler:
                         levels,
                         self.solver,
                         self.correction,
-                        callback=watch,
+                        callback=partial(told, len(part)),
                         capture=capture,
                     )
                     seconds = time.perf_counter() - begun
@@ -223,16 +218,10 @@ class Sampler:
                         ) from error
                     rest = [seed for later in todo for seed in later]
                     todo, coming = in_batches(rest, max(1, len(part) // 2)), None
-                    if on_step is not None:
-                        on_step(StepInfo(-1, levels.steps, state, levels[0], None), len(part))
+                    told(len(part), StepInfo(-1, levels.steps, state, levels[0], None))
                     continue
                 yield Batch(part, result, seconds)
                 todo = todo[1:]
-
-
-def _sized(on_step: Callable[[StepInfo, int], None], size: int, info: StepInfo) -> None:
-    """Tell a step with the size of its batch."""
-    on_step(info, size)
 
 
 def out_of_memory(error: BaseException) -> bool:

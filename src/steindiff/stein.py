@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steindiff._checks import at_least
+from steindiff._checks import at_least, number
 from steindiff._distributed import local_only
 from steindiff.averages import mean, standard_error
 from steindiff.bases import Basis
@@ -69,13 +69,6 @@ def balance(denoised: Tensor, cross: Tensor, energy: Tensor, s: Level, t: Level)
     return Balanced(rho, error)
 
 
-def rebalance(basis: Basis, x: Tensor, candidate: Tensor, s: Level, t: Level, excess: Tensor) -> Tensor:
-    r"""The state r x + b ρ D̄ = T + B⁻¹[(ρ − 1) ⊙ B(T − r x)], `(B, *)`; `excess` is ρ − 1 of every coefficient."""
-    r, _ = linear(s, t)
-    residual = candidate if r == 0.0 else candidate.sub(x, alpha=r)
-    return candidate + basis.inverse(basis.forward(residual) * excess)
-
-
 @dataclass(frozen=True)
 class Balance(Correction):
     r"""Stein balance with ρ measured on the batch itself. Run it to calibrate; sample with `Replay`. See `ByEnergy`.
@@ -92,12 +85,9 @@ class Balance(Correction):
     significance: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.bound >= 1:
-            raise ValueError(f"bound must be >= 1, got {self.bound}")
-        if not self.below >= 0:
-            raise ValueError(f"below must be >= 0, got {self.below}")
-        if not self.significance >= 0:
-            raise ValueError(f"significance must be >= 0, got {self.significance}")
+        number("bound", self.bound, 1.0)
+        number("below", self.below, 0.0)
+        number("significance", self.significance, 0.0)
         if self.energy.ndim != 2 or self.energy.shape[1] != self.basis.bands:
             raise ValueError(f"energy: shape {tuple(self.energy.shape)}, need (samples or 1, {self.basis.bands} bands)")
 
@@ -115,10 +105,11 @@ class Balance(Correction):
         )
         rho = found.rho.clamp(1.0 / self.bound, self.bound)
         rho = torch.where((rho - 1.0).abs() > self.significance * found.error, rho, torch.ones_like(rho))
+        # r x + b ρ D̄ = T + B⁻¹[(ρ − 1) ⊙ B(T − r x)].
+        residual = candidate if r == 0.0 else candidate.sub(x, alpha=r)
         excess = self.basis.spread(rho - 1.0).to(x.dtype)
-        return Transition(
-            rebalance(self.basis, x, candidate, s, t, excess), evaluations, {"rho": rho, "error": found.error}
-        )
+        balanced = candidate + self.basis.inverse(self.basis.forward(residual) * excess)
+        return Transition(balanced, evaluations, {"rho": rho, "error": found.error})
 
 
 @dataclass(frozen=True)

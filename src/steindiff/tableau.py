@@ -12,7 +12,7 @@ check: Σ w σ = σ_target over all states in it, and Σ w α + Σ w_D = α_targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,7 +62,7 @@ class Proposal(NamedTuple):
 
 
 Denoise = Callable[[Tensor, Level], Tensor]
-"""What answers an engine: a denoiser, or a function that knows some of the answers."""
+"""What evaluates a stage: a denoiser, or a function that knows some of the answers."""
 
 HERE = Row(x=1.0)
 """The row of a stage at the current state."""
@@ -91,32 +91,16 @@ def combine(row: Row, x: Tensor, evaluations: Sequence[Evaluation], history: Seq
     return total
 
 
-def run(
-    tableau: Tableau, x: Tensor, history: Sequence[Evaluation] = ()
-) -> Generator[tuple[Tensor, Level], Tensor, Proposal]:
-    """Run a table without calling anything: yields (state, level), receives D(state, level), returns the proposal.
-
-    Both our sampling loop and hosts that call the network themselves (a diffusers scheduler) drive this generator.
-    """
+def run(tableau: Tableau, x: Tensor, history: Sequence[Evaluation], denoise: Denoise) -> Proposal:
+    """Run a table on the states `x`, `(B, *)`."""
     evaluations: list[Evaluation] = []
     for stage in tableau.stages:
         z = combine(stage.row, x, evaluations, history)
-        d = yield z, stage.level
+        d = denoise(z, stage.level)
         if d.shape != z.shape:
             raise ValueError(f"denoiser must return shape {tuple(z.shape)}, that of its state, got {tuple(d.shape)}")
         evaluations.append(Evaluation(z, d.to(x.dtype), stage.level))
     return Proposal(combine(tableau.output, x, evaluations, history), tuple(evaluations))
-
-
-def drive(engine: Generator[tuple[Tensor, Level], Tensor, Proposal], denoise: Denoise) -> Proposal:
-    """Run an engine to its end, answering every state it yields with `denoise(state, level)`."""
-    try:
-        z, level = next(engine)
-        while True:
-            z, level = engine.send(denoise(z, level))
-    except StopIteration as stop:
-        proposal: Proposal = stop.value
-        return proposal
 
 
 @dataclass(frozen=True)
@@ -129,7 +113,7 @@ class Step:
 
     def __call__(self, x: Tensor) -> Proposal:
         """Propose T(x) for states `x`, `(B, *)`."""
-        return drive(run(self.tableau, x, self.history), self.denoiser)
+        return run(self.tableau, x, self.history, self.denoiser)
 
     @property
     def slope(self) -> float:

@@ -19,11 +19,7 @@ MOMENTS = Path(__file__).parent / "moments"
 
 
 class InceptionPool:
-    """The features of FID proper, for images in [−1, 1]; grey ones count as three equal channels.
-
-    Args:
-        device: where the network runs.
-    """
+    """The features of FID proper, for images in [−1, 1]; grey ones count as three equal channels."""
 
     name = "Inception features (FID)"
 

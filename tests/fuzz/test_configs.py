@@ -25,7 +25,7 @@ from steindiff.corrections.replay import StepWeights
 from steindiff.denoisers import Gaussian
 from steindiff.grids.stein import Stein
 from steindiff.integrations import edm
-from steindiff.integrations.identity import check_identity, identify
+from steindiff.integrations.diffusers.networks import check_identity, identify
 from steindiff.levels import Level
 from steindiff.sampler import levels_for
 from steindiff.schedules.base import Schedule

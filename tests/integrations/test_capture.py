@@ -22,8 +22,13 @@ import tiny  # noqa: E402
 from steindiff.integrations import diffusers as ours  # noqa: E402
 from steindiff.integrations.diffusers.capture import capture, chunks, network_of  # noqa: E402
 from steindiff.integrations.diffusers.families import converted, same_process  # noqa: E402
-from steindiff.integrations.diffusers.layouts import ChannelsAt, Tokens, layout_from, layout_of  # noqa: E402
-from steindiff.integrations.diffusers.networks import names  # noqa: E402
+from steindiff.integrations.diffusers.networks import (  # noqa: E402
+    ChannelsAt,
+    Tokens,
+    layout_from,
+    layout_of,
+    names,
+)
 from steindiff.levels import Level  # noqa: E402
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2  # noqa: E402
 
@@ -283,6 +288,18 @@ def test_the_capture_keeps_to_the_batch(name: str):
         other = whole.denoiser([0, 0, 0])(x, level)
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert float((a - other)[1].abs().max()) < 1e-4 < float((a - other)[0].abs().max())
+
+
+def test_the_captured_denoiser_says_its_conditions():
+    """What a calibration must agree on comes from the denoiser, the model only passes it on."""
+    pipe, call = built("stable_diffusion_controlnet")
+    found = captured(pipe, call)
+    told = found.denoiser([3]).conditions
+    assert (told["pipeline"], told["prediction"], told["controlnet_scale"]) == (type(pipe).__name__, "epsilon", [0.8])
+    assert (told["guidance"]["copies"], told["guidance"]["weight"]) == (2, pytest.approx(5.0))
+    model = found.model("mine")
+    assert (model.name, found.model().name, model.conditions) == ("mine", type(pipe).__name__, dict(told))
+    assert "guidance_later" not in told
 
 
 def test_a_call_is_cut_prompt_by_prompt():

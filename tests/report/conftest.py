@@ -11,7 +11,8 @@ from sklearn.datasets import load_digits
 
 from networks.mixture import Mixture
 from steindiff import Model, Recipe, calibrate, compare
-from steindiff.comparison import Calibrated, CompareOptions, Yardstick, default_methods
+from steindiff.comparison import CompareOptions, Yardstick, default_methods
+from steindiff.comparison import calibrated as replayed
 from steindiff.metrics import Moments, RandomFeatures
 from steindiff.schedules import SCHEDULES
 
@@ -44,7 +45,7 @@ def compare_digits():
             nfes,
             seeds,
             solver=solver,
-            methods=methods or default_methods() | {"calibrated": Calibrated(calibrations=calibrations)},
+            methods=methods or default_methods() | {"calibrated": replayed(calibrations)},
             yardstick=Yardstick(features, Moments.of(features(digits()))),
             options=CompareOptions(**options),
         )

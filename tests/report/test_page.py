@@ -14,9 +14,8 @@ from steindiff import EDM, Model, Sampler
 from steindiff.comparison import default_methods, high_frequency_power, spectrum
 from steindiff.denoisers import Gaussian
 from steindiff.report import Entry, Report, contact_sheet, of_images, of_samplers, page, write
-from steindiff.report.build import results
 from steindiff.report.document import PAPER, content
-from steindiff.report.page import headline, report_of
+from steindiff.report.page import headline, report_of, results
 
 
 @pytest.fixture(scope="module")

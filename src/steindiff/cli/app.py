@@ -22,13 +22,6 @@ MISTAKE, INTERRUPTED = 1, 130
 """Exit codes: something the user can mend (a wrong option has typer's own code 2); Ctrl-C, as shells have it."""
 
 
-def version(value: bool) -> None:
-    """Print the version and leave."""
-    if value:
-        print(f"steindiff {steindiff.__version__}")
-        raise typer.Exit
-
-
 def refuse_empty(arguments: Sequence[str]) -> None:
     """Refuse options without a value: an empty path would be the current folder."""
     for option, value in pairwise([*arguments, "-"]):
@@ -38,9 +31,7 @@ def refuse_empty(arguments: Sequence[str]) -> None:
 
 def root(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Print the version and leave.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
 ) -> None:
     """Few-step diffusion sampling without retraining.
 
@@ -85,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
     stdout, `{"error": …, "kind": …}`. `STEINDIFF_DEBUG=1` shows the traceback too.
     """
     arguments = list(arguments)
-    if arguments == ["--version"]:  # at once, without looking for commands
+    if arguments[:1] == ["--version"]:  # at once, without looking for commands
         print(f"steindiff {steindiff.__version__}")
         return 0
     command = next((argument for argument in arguments if not argument.startswith("-")), None)

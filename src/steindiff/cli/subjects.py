@@ -20,8 +20,7 @@ from steindiff.calibration import Calibration
 from steindiff.cli import options
 from steindiff.cli.options import MODELS
 from steindiff.cli.output import progress
-from steindiff.denoisers import X0, EDMDenoiser, Epsilon, FlowVelocity, Score, Velocity
-from steindiff.denoisers.base import Denoiser
+from steindiff.denoisers import X0, Denoiser, EDMDenoiser, Epsilon, FlowVelocity, Score, Velocity
 from steindiff.model import Model
 from steindiff.schedules import SCHEDULES
 from steindiff.solvers import SOLVERS, Solver
@@ -149,7 +148,7 @@ def of_pipeline(name: str, guidance: float, device: str, prompts: Sequence[str],
     except ImportError as error:
         raise ValueError(f"model = {name!r} needs diffusers; install steindiff[diffusers] ({error})") from error
     from steindiff.integrations.diffusers.capture import capture
-    from steindiff.integrations.diffusers.pipelines import model_of, pictures, scheduler_for
+    from steindiff.integrations.diffusers.pipelines import pictures, scheduler_for
 
     try:
         index = host.DiffusionPipeline.load_config(name)  # names classes of this package, too
@@ -173,7 +172,7 @@ def of_pipeline(name: str, guidance: float, device: str, prompts: Sequence[str],
     if guidance != 1.0:
         call["guidance_scale"] = guidance
     captured = capture(pipe, scheduler_for(pipe.scheduler, SOLVERS["dpmpp-2m"]), batch=batch, **call)
-    model = model_of(pipe, captured, Path(name).name)
+    model = captured.model(Path(name).name)
     decode, channels = pictures(pipe, model.shape)
 
     def calibrate(model: Model, nfes: Sequence[int], solver: Solver, recipe: Recipe, batch: int, callback: Any) -> Any:

@@ -3,7 +3,7 @@ r"""The paper's self-consistency correction (Algorithm 2)."""
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,25 +14,20 @@ from steindiff.corrections.relaxation import Relaxation
 from steindiff.levels import Level, Levels
 from steindiff.solvers.base import Solver
 from steindiff.solvers.ddim import DDIM
-from steindiff.tableau import Evaluation, Step, drive, run
+from steindiff.tableau import Evaluation, Step, run
 
-
-class Interpolation(ABC):
-    """How the state at the middle level is guessed from the two around it. Children are frozen dataclasses."""
-
-    @abstractmethod
-    def weights(self, s: Level, m: Level, t: Level) -> tuple[float, float] | None:
-        """Weights of the states at s and t for the state at m between them; None where the rule has no answer."""
+Interpolation = Callable[[Level, Level, Level], tuple[float, float] | None]
+"""Weights of the states at s and t for the state at m between them, of (s, m, t); None where it has no answer."""
 
 
 @dataclass(frozen=True)
-class LogSigma(Interpolation):
+class LogSigma:
     r"""The paper's: (1 − w, w) with w = log(σ_m/σ_s)/log(σ_t/σ_s). No answer at σ_t = 0, where w would be 0.
 
     A straight line in log σ carries (1 − w) σ_s + w σ_t of noise, more than the σ_s^{1−w} σ_t^w = σ_m it should.
     """
 
-    def weights(self, s: Level, m: Level, t: Level) -> tuple[float, float] | None:
+    def __call__(self, s: Level, m: Level, t: Level) -> tuple[float, float] | None:
         if t.sigma == 0.0:
             return None
         w = math.log(m.sigma / s.sigma) / math.log(t.sigma / s.sigma)
@@ -40,27 +35,23 @@ class LogSigma(Interpolation):
 
 
 @dataclass(frozen=True)
-class Matched(Interpolation):
+class Matched:
     r"""The weights (a, b) with the middle level's signal and noise: a α_s + b α_t = α_m, a σ_s + b σ_t = σ_m.
 
     Exact where the flow is a straight line (Dirac data); for α = 1 it is linear in σ.
     """
 
-    def weights(self, s: Level, m: Level, t: Level) -> tuple[float, float] | None:
+    def __call__(self, s: Level, m: Level, t: Level) -> tuple[float, float] | None:
         det = s.alpha * t.sigma - t.alpha * s.sigma
         return (m.alpha * t.sigma - t.alpha * m.sigma) / det, (s.alpha * m.sigma - m.alpha * s.sigma) / det
 
 
-class Weight(ABC):
-    """How far the proposal is trusted, given its distance from the guess. Children are frozen dataclasses."""
-
-    @abstractmethod
-    def __call__(self, gap: Tensor, tau: float) -> Tensor:
-        """ρ in [0, 1] of every sample, `(B,)`, for gaps `(B, *)` and scale τ."""
+Weight = Callable[[Tensor, float], Tensor]
+"""How far the proposal is trusted, ρ in [0, 1], `(B,)`, for gaps `(B, *)` from the guess and a scale τ."""
 
 
 @dataclass(frozen=True)
-class Likelihood(Weight):
+class Likelihood:
     r"""The paper's: ρ = exp(−‖gap‖²/(2τ²)). In d dimensions ‖gap‖² grows like d, so for images ρ is 0 or 1."""
 
     def __call__(self, gap: Tensor, tau: float) -> Tensor:
@@ -68,7 +59,7 @@ class Likelihood(Weight):
 
 
 @dataclass(frozen=True)
-class PerDimension(Weight):
+class PerDimension:
     r"""ρ = exp(−‖gap‖²/(2 d τ²)): the geometric mean of the likelihoods of the d coordinates."""
 
     def __call__(self, gap: Tensor, tau: float) -> Tensor:
@@ -111,7 +102,7 @@ class Consistency(Correction):
         proposed = self.proposal(step, x, levels, i)
         if i + 2 >= len(levels) or levels[i + 1].sigma == 0.0:
             return proposed
-        weights = self.interpolation.weights(levels[i], levels[i + 1], levels[i + 2])
+        weights = self.interpolation(levels[i], levels[i + 1], levels[i + 2])
         if weights is None:
             return proposed
         two = self._look(step, x, Levels((levels[i], levels[i + 2]), levels.schedule), proposed.evaluations)
@@ -129,7 +120,7 @@ class Consistency(Correction):
         def denoised(z: Tensor, level: Level) -> Tensor:
             return known if known is not None and z is x and level == levels[0] else step.denoiser(z, level)
 
-        return drive(run(self.lookahead.tableau(levels, 0), x), denoised).candidate
+        return run(self.lookahead.tableau(levels, 0), x, (), denoised).candidate
 
 
 VARIANTS = {

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steindiff._checks import at_least
+from steindiff._checks import at_least, number
 from steindiff.averages import mean
 from steindiff.corrections.base import Correction, Transition
 from steindiff.levels import Level, Levels
 from steindiff.probes.base import Probe, dot
-from steindiff.probes.hutchinson import VJP
-from steindiff.probes.modes import Adaptive, Analytic
+from steindiff.probes.hutchinson import VJP, Adaptive, Analytic
 from steindiff.tableau import Step
 
 
@@ -92,12 +91,6 @@ class Bounds(ABC):
         """Raise if the relaxed step cannot be trusted; `place` names it."""
 
 
-def check_minimum(minimum: float) -> None:
-    """Refuse a γ_min outside (0, 1]."""
-    if not 0 < minimum <= 1:
-        raise ValueError(f"minimum must be in (0, 1], got {minimum}")
-
-
 @dataclass(frozen=True)
 class Clamped(Bounds):
     r"""γ_min <= γ <= γ_max, by default <= 1: our reading of the "fast KM variant" behind the paper's tables.
@@ -111,9 +104,8 @@ class Clamped(Bounds):
     maximum: float = 1.0
 
     def __post_init__(self) -> None:
-        check_minimum(self.minimum)
-        if not self.maximum >= self.minimum:
-            raise ValueError(f"maximum must be >= minimum = {self.minimum}, got {self.maximum}")
+        number("minimum", self.minimum, 0.0, 1.0, open_end=True)
+        number("maximum", self.maximum, self.minimum)
 
     def limit(self, gamma: Tensor) -> Tensor:
         return gamma.clamp(self.minimum, self.maximum)
@@ -139,9 +131,9 @@ class Unclamped(Bounds):
     growth: float | None = GROWTH
 
     def __post_init__(self) -> None:
-        check_minimum(self.minimum)
-        if self.growth is not None and not self.growth > 0:
-            raise ValueError(f"growth must be > 0 or None, got {self.growth}")
+        number("minimum", self.minimum, 0.0, 1.0, open_end=True)
+        if self.growth is not None:
+            number("growth", self.growth, 0.0, open_end=True)
         warnings.warn(
             "Unclamped(): with an exact denoiser and alpha = 1, gamma of DDIM is 1/(1 - sigma_t/sigma_s): a step jumps "
             "to the posterior mean, the next residual vanishes and gamma explodes; Clamped() keeps gamma <= 1",
@@ -218,10 +210,8 @@ class Relaxation(Correction):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= 0:
-            raise ValueError(f"epsilon must be >= 0, got {self.epsilon}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be >= 0, got {self.seed}")
+        number("epsilon", self.epsilon, 0.0)
+        at_least("seed", self.seed, 0)
 
     def _average(self, values: Tensor) -> Tensor:
         """`values`, `(B,)`, in float64: their mean, or as they are."""

@@ -48,11 +48,7 @@ class Denoiser(ABC):
 
 
 class Wrapper(Denoiser):
-    """A denoiser around another one, whose calls and conditions are its own.
-
-    Attributes:
-        denoiser: the one inside.
-    """
+    """A denoiser around another one, `denoiser`, whose calls and conditions are its own."""
 
     denoiser: Denoiser
 

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+from steindiff._checks import number
 from steindiff.denoisers.base import Network, NetworkDenoiser
 from steindiff.levels import Level
 
 
-def network_time(level: Level) -> float:
-    """The default conditioning: the schedule's own time."""
-    return level.t
-
-
+@dataclass(eq=False, repr=False)
 class Prediction(NetworkDenoiser):
     r"""A network f(x, t) together with the formula that turns its output into x*.
 
     Args:
         network: called with `(B, *)` states in `dtype` and `(B,)` times; conditions (labels, text) are bound by the
             caller, e.g. with `functools.partial`.
-        time: what the network is conditioned on, as a function of the level.
+        time: what the network is conditioned on, as a function of the level; default the schedule's own time.
         dtype: the network's own dtype; states are cast to it and the output is cast back. None: leave as is.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        time: Callable[[Level], float] = network_time,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.network = network
-        self.time = time
-        self.dtype = dtype
+    network: Network
+    time: Callable[[Level], float] = attrgetter("t")
+    dtype: torch.dtype | None = None
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
         inputs = x if self.dtype is None else x.to(self.dtype)
@@ -117,6 +110,7 @@ def precondition(
     return (sigma_data / total) ** 2 * x + s * sigma_data / total * f.to(x.dtype)
 
 
+@dataclass
 class Preconditioned:
     r"""A raw EDM network F with its preconditioning, as a function that denoises; see `precondition`.
 
@@ -126,17 +120,12 @@ class Preconditioned:
         dtype: F's own dtype.
     """
 
-    def __init__(
-        self,
-        network: Callable[[Tensor, Tensor], Tensor],
-        sigma_data: float = 0.5,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        if not sigma_data > 0:
-            raise ValueError(f"sigma_data must be > 0, got {sigma_data}")
-        self.network = network
-        self.sigma_data = sigma_data
-        self.dtype = dtype
+    network: Callable[[Tensor, Tensor], Tensor]
+    sigma_data: float = 0.5
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        number("sigma_data", self.sigma_data, 0.0, open_end=True)
 
     def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Denoise `x`, `(B, *)`, at noise levels `sigma`, `(B,)`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steindiff._checks import number
 from steindiff.denoisers.base import Denoiser, Wrapper
 from steindiff.levels import Level
 
@@ -81,10 +82,8 @@ class Guided(Denoiser):
     """
 
     def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float, rescale: float = 0.0) -> None:
-        if not scale >= 0:
-            raise ValueError(f"scale must be >= 0, got {scale}")
-        if not 0 <= rescale <= 1:
-            raise ValueError(f"rescale must be from 0 to 1, got {rescale}")
+        number("scale", scale, 0.0)
+        number("rescale", rescale, 0.0, 1.0)
         self.conditional = conditional
         self.unconditional = unconditional
         self.scale = scale
@@ -120,8 +119,7 @@ class StaticThreshold(Wrapper):
     r"""D ← clip(D, −bound, bound)."""
 
     def __init__(self, denoiser: Denoiser, bound: float = 1.0) -> None:
-        if not bound > 0:
-            raise ValueError(f"bound must be > 0, got {bound}")
+        number("bound", bound, 0.0, open_end=True)
         self.denoiser = denoiser
         self.bound = bound
 
@@ -136,10 +134,8 @@ class DynamicThreshold(Wrapper):
     """
 
     def __init__(self, denoiser: Denoiser, quantile: float = 0.995, maximum: float = float("inf")) -> None:
-        if not 0 < quantile <= 1:
-            raise ValueError(f"quantile must be in (0, 1], got {quantile}")
-        if not maximum >= 1:
-            raise ValueError(f"maximum must be >= 1, got {maximum}")
+        number("quantile", quantile, 0.0, 1.0, open_end=True)
+        number("maximum", maximum, 1.0)
         self.denoiser = denoiser
         self.quantile = quantile
         self.maximum = maximum

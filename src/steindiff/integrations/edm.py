@@ -44,37 +44,39 @@ LICENCE = "CC BY-NC-SA 4.0, NVIDIA Corporation: non-commercial use, share alike"
 
 
 @contextmanager
-def importable(source: str | Path | None) -> Iterator[None]:
-    """Make the modules of a clone importable for a while; those of another clone, of the same names, are put aside."""
-    if source is None:
-        yield
-        return
-    folder = Path(source)
-    if not folder.is_dir():
-        raise ValueError(f"source = {str(source)!r}: not a folder; give a clone of NVlabs/edm or NVlabs/edm2")
-    root = folder.resolve()
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in PACKAGES:
-            place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-            if root not in Path(place).resolve().parents:
-                del sys.modules[name]
-    sys.path.insert(0, str(root))
+def importable(source: str | Path | None, needed: Path) -> Iterator[None]:
+    """Make the modules of a clone importable for a while; those of another clone, of the same names, are put aside.
+
+    A module that `needed`, a file, asks for and the clone lacks is named.
+    """
+    before = list(sys.path)
+    if source is not None:
+        if not Path(source).is_dir():
+            raise ValueError(f"source = {str(source)!r}: not a folder; give a clone of NVlabs/edm or NVlabs/edm2")
+        root = Path(source).resolve()
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in PACKAGES:
+                place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+                if root not in Path(place).resolve().parents:
+                    del sys.modules[name]
+        sys.path.insert(0, str(root))
     try:
         yield
+    except ModuleNotFoundError as error:
+        what = f"{needed.name} needs the module {error.name}"
+        raise ValueError(f"source: {what}; give the folder of a clone of NVlabs/edm or edm2") from error
     finally:
-        sys.path.remove(str(root))
+        sys.path[:] = before
 
 
 def _unpickle(path: Path, source: str | Path | None) -> nn.Module:
-    try:
-        with importable(source), path.open("rb") as file:
+    with importable(source, path), path.open("rb") as file:
+        try:
             content = pickle.load(file)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"source: {path.name} needs the module {error.name}; give the folder of a clone of NVlabs/edm or edm2"
-        ) from error
-    except Exception as error:  # readers of damaged files end in anything
-        raise ValueError(f"path = {str(path)!r}: not a whole pickle ({error})") from error
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # readers of damaged files end in anything
+            raise ValueError(f"path = {str(path)!r}: not a whole pickle ({error})") from error
     network = content.get("ema") if isinstance(content, dict) else None
     if not isinstance(network, nn.Module):
         raise ValueError(f"path = {str(path)!r}: holds no network under 'ema', so it is not an EDM or EDM2 checkpoint")
@@ -126,13 +128,8 @@ def _rebuild(path: Path, source: str | Path | None) -> nn.Module:
     if not {"class", "arguments"} <= set(header):
         raise ValueError(f"path = {str(path)!r}: was not written by steindiff.integrations.edm.convert")
     name = header["class"]
-    try:
-        with importable(source):
-            module = importlib.import_module(MODULES.get(name, "training.networks"))
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"source: {path.name} needs the module {error.name}; give the folder of a clone of NVlabs/edm or edm2"
-        ) from error
+    with importable(source, path):
+        module = importlib.import_module(MODULES.get(name, "training.networks"))
     kind = getattr(module, name, None)
     if not isinstance(kind, type) or not issubclass(kind, nn.Module):
         raise ValueError(f"path = {str(path)!r}: class must be a network of {module.__name__}, got {name!r}")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +33,9 @@ from steindiff.model import Model
 from steindiff.schedules import EDM, Flow
 from steindiff.solvers import SOLVERS, Solver
 
-
-class HostModel(Protocol):
-    """What these hosts call a model: a denoiser of states `(B, *)` at noise levels `(B,)`, guidance already applied."""
-
-    def __call__(self, x: Tensor, sigma: Tensor, **extra_args: Any) -> Tensor:
-        """Denoise."""
+HostModel = Callable[..., Tensor]
+"""What these hosts call a model: `model(x, sigma, **extra_args)`, a denoiser of states `(B, *)` at noise levels `(B,)`,
+guidance already applied."""
 
 
 class HostDenoiser(CountingDenoiser):

@@ -6,6 +6,7 @@ Reference: Song et al. (2021), arXiv:2011.13456.
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 
 from steindiff._checks import at_least
 from steindiff.denoisers import Epsilon, Score
@@ -30,12 +31,8 @@ def ve_denoiser(network: Network) -> Score:
     Args:
         network: `(B, *)` states and `(B,)` noise levels to a score `(B, *)`.
     """
-    return Score(network, time=_sigma)
+    return Score(network, time=attrgetter("sigma"))
 
 
 def _label(last: int, level: Level) -> float:
     return last * level.t
-
-
-def _sigma(level: Level) -> float:
-    return level.sigma

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from steindiff import _weights as weights
 
@@ -45,13 +44,14 @@ STAGES = (
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with bias, batch normalisation folded in; (B, C, H, W) → (B, C', H/stride, W/stride), H, W even.
+    """A convolution without bias; (B, C, H, W) → (B, C', H/stride, W/stride), H, W even.
 
     Where padding is odd, the odd pixel comes after the image: TensorFlow's rule, under which the weights were trained.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride, padding=kernel // 2 if stride == 1 else 0, groups=groups)
+        padding = kernel // 2 if stride == 1 else 0
+        super().__init__(inputs, outputs, kernel, stride, padding=padding, groups=groups, bias=False)
         before = (kernel - stride) // 2
         after = kernel - stride - before
         self.margin = (before, after, before, after) if stride > 1 else None
@@ -60,86 +60,56 @@ class Convolution(nn.Conv2d):
         return super().forward(x if self.margin is None else F.pad(x, self.margin))
 
 
+class Norm(nn.BatchNorm2d):
+    """Batch normalisation of some channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, eps=EPSILON)
+
+
 class Block(nn.Module):
     """Inverted bottleneck: expand, filter each channel, project; the input is added where shapes allow."""
 
     def __init__(self, inputs: int, stage: Stage, stride: int) -> None:
         super().__init__()
         wide = stage.expansion * inputs
-        self.expand = Convolution(inputs, wide) if stage.expansion > 1 else None
-        self.depthwise = Convolution(wide, wide, stage.kernel, stride, groups=wide)
-        self.project = Convolution(wide, stage.channels)
+        self.expands = stage.expansion > 1
+        if self.expands:
+            self._expand_conv, self._bn0 = Convolution(inputs, wide), Norm(wide)
+        self._depthwise_conv, self._bn1 = Convolution(wide, wide, stage.kernel, stride, groups=wide), Norm(wide)
+        self._project_conv, self._bn2 = Convolution(wide, stage.channels), Norm(stage.channels)
         self.residual = stride == 1 and inputs == stage.channels
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x if self.expand is None else F.relu6(self.expand(x), inplace=True)
-        y = self.project(F.relu6(self.depthwise(y), inplace=True))
+        y = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.expands else x
+        y = F.relu6(self._bn1(self._depthwise_conv(y)), inplace=True)
+        y = self._bn2(self._project_conv(y))
         return x + y if self.residual else y
 
 
 class EfficientNetLite0(nn.Module):
     """The network on (B, 3, 224, 224): pooled features (B, 1280), and a linear classifier of them.
 
-    EfficientNet-B0 without squeeze-and-excitation and with ReLU6 in the place of swish.
+    EfficientNet-B0 without squeeze-and-excitation and with ReLU6 in the place of swish. Parameters have the names they
+    have in the published file.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = Convolution(3, 32, 3, 2)
+        self._conv_stem, self._bn0 = Convolution(3, 32, 3, 2), Norm(32)
         blocks, inputs = [], 32
         for stage in STAGES:
             for i in range(stage.blocks):
                 blocks.append(Block(inputs, stage, stage.stride if i == 0 else 1))
                 inputs = stage.channels
-        self.blocks = nn.Sequential(*blocks)
-        self.head = Convolution(inputs, EfficientNetFeatures.num_features)
-        self.classifier = nn.Linear(EfficientNetFeatures.num_features, CLASSES)
+        self._blocks = nn.Sequential(*blocks)
+        features = EfficientNetFeatures.num_features
+        self._conv_head, self._bn1 = Convolution(inputs, features), Norm(features)
+        self._fc = nn.Linear(features, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(F.relu6(self.stem(x), inplace=True))
-        return F.relu6(self.head(x), inplace=True).mean(dim=(2, 3))
-
-
-def published_names(layer: str) -> tuple[str, str]:
-    """What the weight file calls a convolution and the batch normalisation after it.
-
-    Example:
-        >>> published_names("blocks.3.depthwise")
-        ('_blocks.3._depthwise_conv', '_blocks.3._bn1')
-    """
-    *place, part = layer.split(".")
-    prefix = f"_{'.'.join(place)}." if place else ""
-    convolution = f"{prefix}_{part}_conv" if place else f"_conv_{part}"
-    norms = {"stem": "_bn0", "head": "_bn1", "expand": "_bn0", "depthwise": "_bn1", "project": "_bn2"}
-    return convolution, prefix + norms[part]
-
-
-def published_shapes(network: EfficientNetLite0) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors a weight file must hold."""
-    shapes = {"_fc.weight": tuple(network.classifier.weight.shape), "_fc.bias": tuple(network.classifier.bias.shape)}
-    for layer, module in network.named_modules():
-        if isinstance(module, Convolution):
-            convolution, norm = published_names(layer)
-            shapes[f"{convolution}.weight"] = tuple(module.weight.shape)
-            shapes |= {f"{norm}.{key}": (module.out_channels,) for key in ("weight", "bias")}
-            shapes |= {f"{norm}.running_{key}": (module.out_channels,) for key in ("mean", "var")}
-            shapes[f"{norm}.num_batches_tracked"] = ()
-    return shapes
-
-
-def fold(network: EfficientNetLite0, published: dict[str, Tensor]) -> dict[str, Tensor]:
-    r"""Parameters of the network from those of the file: w γ/√(v + ε) and β − m γ/√(v + ε)."""
-    tensors = {"classifier.weight": published["_fc.weight"], "classifier.bias": published["_fc.bias"]}
-    for layer, module in network.named_modules():
-        if isinstance(module, Convolution):
-            convolution, norm = published_names(layer)
-            mean, var, scale, shift = (
-                published[f"{norm}.{key}"] for key in ("running_mean", "running_var", "weight", "bias")
-            )
-            tensors[f"{layer}.weight"], tensors[f"{layer}.bias"] = fuse_conv_bn_weights(
-                published[f"{convolution}.weight"], None, mean, var, EPSILON, scale, shift
-            )
-    return tensors
+        x = self._blocks(F.relu6(self._bn0(self._conv_stem(x)), inplace=True))
+        return F.relu6(self._bn1(self._conv_head(x)), inplace=True).mean(dim=(2, 3))
 
 
 class EfficientNetFeatures(nn.Module):
@@ -168,8 +138,8 @@ class EfficientNetFeatures(nn.Module):
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RuntimeError(f"EfficientNet weights {path}: not a whole file of tensors ({reason})") from error
         network = EfficientNetLite0()
-        weights.check(published, published_shapes(network), str(path))
-        weights.assign(network, fold(network, published), str(path))
+        weights.check(published, {name: tuple(value.shape) for name, value in network.state_dict().items()}, str(path))
+        network.load_state_dict(published)
         return cls(network).to(device)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -182,4 +152,4 @@ class EfficientNetFeatures(nn.Module):
 
     def logits(self, images: Tensor) -> Tensor:
         """Logits of the 1,000 ImageNet classes, (B, 1000)."""
-        return self.network.classifier(self(images))
+        return self.network._fc(self(images))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from steindiff._checks import at_least
 from steindiff.corrections.alignment import Groups
 from steindiff.metrics.features import ImageNetInput, pretrained
 
@@ -127,8 +128,7 @@ def kernel_distance(
         raise ValueError(f"x and y must have shapes (N, F) and (M, F), got {tuple(x.shape)} and {tuple(y.shape)}")
     if not 2 <= size <= min(len(x), len(y)):
         raise ValueError(f"size must be from 2 to {min(len(x), len(y))}, the smaller set, got {size}")
-    if subsets < 1:
-        raise ValueError(f"subsets must be >= 1, got {subsets}")
+    at_least("subsets", subsets, 1)
 
     def subset(features: Tensor) -> Tensor:
         index = torch.randperm(len(features), generator=generator)[:size]

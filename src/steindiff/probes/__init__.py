@@ -6,8 +6,7 @@ A new file with a `VARIANTS` table is found by walking this folder.
 from steindiff._discovery import Registry
 from steindiff.probes._pullback import check_gradient, pullback
 from steindiff.probes.base import Antithetic, Directions, Hutchinson, Probe, Probed, Rademacher
-from steindiff.probes.hutchinson import VJP, FiniteDifference, memory_per_sample, pushforward
-from steindiff.probes.modes import Adaptive, Analytic
+from steindiff.probes.hutchinson import VJP, Adaptive, Analytic, FiniteDifference, memory_per_sample, pushforward
 
 PROBES: Registry[Probe] = Registry(__name__, Probe)
 

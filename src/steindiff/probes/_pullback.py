@@ -3,62 +3,67 @@ r"""One forward pass, any number of pull-backs v ↦ Jᵀv."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from steindiff.tableau import Evaluation, Proposal, Step
+
 Function = Callable[[Tensor], Tensor]
 """A map of states `(B, *)` to `(B, *)` that treats the samples of a batch independently."""
 
-Auxiliary = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
-"""Such a map that also hands out tensors it computed on the way, which are not differentiated."""
+Pull = Callable[[Tensor], Tensor]
+"""v ↦ Jᵀv, both `(B, *)`."""
 
 
-class Pulled(NamedTuple):
-    """What one linearised pass gives: the output, the tensors handed out, and v ↦ Jᵀv. Nothing carries a graph."""
-
-    output: Tensor
-    auxiliary: tuple[Tensor, ...]
-    pull: Callable[[Tensor], Tensor]
+def attached(*tensors: Tensor) -> None:
+    """Refuse results that are cut off from the state they should be differentiated by."""
+    if not all(tensor.requires_grad for tensor in tensors):
+        raise RuntimeError("network gives no gradient (no_grad or detached output): mend it, or use FiniteDifference()")
 
 
-def traced(function: Auxiliary, z: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Call the function where gradients are on; refuse results that are cut off from `z`.
+def proposed(step: Step, x: Tensor) -> Proposal:
+    """Take a step; where gradients are wanted, with a check that they are there.
 
-    A step r x + b D(x) has a gradient even where D has none: what is handed out on the way is looked at, too.
+    A step r x + b D(x) has a gradient even where D has none: every evaluation is looked at, too.
     """
-    output, auxiliary = function(z)
-    if not all(tensor.requires_grad for tensor in (output, *auxiliary)):
-        raise RuntimeError(
-            "network gives no gradient (no_grad or detached output): let it run with gradients, or use "
-            "FiniteDifference(), which needs none"
-        )
-    return output, auxiliary
+    candidate, evaluations = step(x)
+    if not evaluations:  # a table may leave x out, too; its derivative is then 0 and not missing
+        candidate = candidate + 0.0 * x
+    if x.requires_grad:
+        attached(candidate, *(tensor for e in evaluations for tensor in (e.x, e.d)))
+    return Proposal(candidate, evaluations)
 
 
-def linearised(function: Auxiliary, x: Tensor) -> Pulled:
-    """Call a function exactly once and linearise it at x by autograd. The graph lives as long as `pull` does."""
+def pullback(function: Function, x: Tensor) -> tuple[Tensor, Pull]:
+    r"""Evaluate a function `(B, *)` to `(B, *)` once: its output, and v ↦ Jᵀv, J = ∂function/∂x, as often as needed.
+
+    May be called under `torch.no_grad()` and `torch.inference_mode()`. The graph lives as long as the pull-back does.
+    """
     # Grad mode alone is not enough: tensors made in inference mode can never be differentiated, so leave it.
     with torch.inference_mode(False), torch.enable_grad():
         z = x.detach().clone().requires_grad_()
-        output, auxiliary = traced(function, z)
+        output = function(z)
+        attached(output)
 
     def pull(v: Tensor) -> Tensor:
         with torch.inference_mode(False):
             (gradient,) = torch.autograd.grad(output, z, v.clone(), retain_graph=True, materialize_grads=True)
         return gradient
 
-    return Pulled(output.detach(), tuple(tensor.detach() for tensor in auxiliary), pull)
+    return output.detach(), pull
 
 
-def pullback(function: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    r"""Evaluate a function `(B, *)` to `(B, *)` once: its output, and v ↦ Jᵀv, J = ∂function/∂x, as often as needed.
+def linearised(step: Step, x: Tensor) -> tuple[Proposal, Pull]:
+    """Take a step exactly once, and linearise it at x by autograd: the proposal, without a graph, and v ↦ Jᵀv."""
+    made: list[Proposal] = []
 
-    May be called under `torch.no_grad()` and `torch.inference_mode()`.
-    """
-    output, _, pull = linearised(lambda z: (function(z), ()), x)
-    return output, pull
+    def candidate(z: Tensor) -> Tensor:
+        made.append(proposed(step, z))
+        return made[0].candidate
+
+    output, pull = pullback(candidate, x)
+    return Proposal(output, tuple(Evaluation(e.x.detach(), e.d.detach(), e.level) for e in made[0].evaluations)), pull
 
 
 def check_gradient(function: Function, x: Tensor, h: float) -> None:

@@ -13,26 +13,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from steindiff._checks import at_least
 from steindiff._distributed import shard
 from steindiff.levels import Level
-from steindiff.tableau import Evaluation, Step
+from steindiff.tableau import Evaluation, Proposal, Step
 
 
 class Directions(ABC):
-    """A distribution of probe directions. Children are frozen dataclasses.
-
-    Attributes:
-        group: how many successive directions belong together; only different groups are independent.
-    """
+    """A distribution of probe directions. Children are frozen dataclasses."""
 
     @property
     def group(self) -> int:
-        """Size of a group of dependent directions."""
+        """How many successive directions belong together; only different groups are independent."""
         return 1
 
     def check(self, num: int) -> None:
@@ -119,16 +116,6 @@ class Probe(ABC):
         """Take `step` at the states `x`, `(B, *)`, which live at `level`; random directions come from `generator`."""
 
 
-class Forms(NamedTuple):
-    """A step and its quadratic forms vᵀ J_T v, `(m, B)`, for given directions."""
-
-    candidate: Tensor
-    evaluations: tuple[Evaluation, ...]
-    forms: Tensor
-    extra_calls: int
-    backward_passes: int
-
-
 @dataclass(frozen=True)
 class Hutchinson(Probe):
     r"""A probe that averages vᵀJv over random directions, unbiased for any directions with E[vvᵀ] = I.
@@ -143,18 +130,21 @@ class Hutchinson(Probe):
     Reference: Hutchinson (1989), A stochastic estimator of the trace of the influence matrix.
     """
 
+    derivatives: ClassVar[bool] = True
+    """Whether a direction costs a derivative pass, else a further step."""
+
     probes: int = 5
     directions: Directions = field(default_factory=Rademacher)
     chunk: int | None = None
 
     def __post_init__(self) -> None:
         self.directions.check(self.probes)
-        if self.chunk is not None and self.chunk < 1:
-            raise ValueError(f"chunk must be >= 1 or None, got {self.chunk}")
+        if self.chunk is not None:
+            at_least("chunk", self.chunk, 1)
 
     @abstractmethod
-    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
-        """Take `step` at `x`, `(B, *)`, with its quadratic forms along `v`, `(m, B, *)`."""
+    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> tuple[Proposal, Tensor]:
+        """Take `step` at `x`, `(B, *)`, with its quadratic forms vᵀ J_T v, `(m, B)`, along `v`, `(m, B, *)`."""
 
     def samples(self, step: Step, x: Tensor) -> int:
         """How many samples of `x`, `(B, *)`, to linearise at a time."""
@@ -166,17 +156,19 @@ class Hutchinson(Probe):
         v = self.directions.draw(self.probes, x, generator)
         samples = self.samples(step, x)
         parts = [slice(i, i + samples) for i in range(0, len(x), samples)]
-        forms = joined([self.along(restricted(step, part, len(x)), x[part], level, v[:, part]) for part in parts])
+        made = [self.along(restricted(step, part, len(x)), x[part], level, v[:, part]) for part in parts]
         slope, d = step.slope, x[0].numel()
         # v'(slope·I)v is known to be slope·|v|²: swap it for its mean, so that only the network's part is random.
-        values = forms.forms - slope * (v.flatten(2).square().sum(2) - d)
+        forms = torch.cat([forms for _, forms in made], dim=1)
+        values = forms - slope * (v.flatten(2).square().sum(2) - d)
+        passes = self.probes * len(step.tableau.stages)  # over the whole batch once, whatever the number of parts
         return Probed(
-            forms.candidate,
-            forms.evaluations,
+            torch.cat([proposal.candidate for proposal, _ in made]),
+            joined_evaluations([proposal.evaluations for proposal, _ in made]),
             values.mean(0),
             standard_error(values, self.directions.group),
-            forms.extra_calls,
-            forms.backward_passes,
+            extra_calls=0 if self.derivatives else passes,
+            backward_passes=passes if self.derivatives else 0,
         )
 
 
@@ -209,37 +201,9 @@ def restricted(step: Step, part: slice, batch: int) -> Step:
     return Step(step.tableau, step.denoiser.subset(part, batch), history)
 
 
-def joined(parts: Sequence[Forms]) -> Forms:
-    """The parts of a batch put together. Passes run over the whole batch once, whatever the number of parts."""
-    if len(parts) == 1:
-        return parts[0]
-    return Forms(
-        torch.cat([part.candidate for part in parts]),
-        joined_evaluations([part.evaluations for part in parts]),
-        torch.cat([part.forms for part in parts], dim=1),
-        parts[0].extra_calls,
-        parts[0].backward_passes,
-    )
-
-
 def joined_evaluations(parts: Sequence[Sequence[Evaluation]]) -> tuple[Evaluation, ...]:
     """The evaluations of the parts of a batch put together, stage by stage."""
     return tuple(
         Evaluation(torch.cat([e.x for e in stage]), torch.cat([e.d for e in stage]), stage[0].level)
         for stage in zip(*parts, strict=True)
-    )
-
-
-def flat_step(step: Step, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The step as a function of tensors alone, as function transforms need it: T(x) and all (state, denoised)."""
-    candidate, evaluations = step(x)
-    if not evaluations:  # a table may leave x out, too; its derivative is then 0 and not missing
-        candidate = candidate + 0.0 * x
-    return candidate, tuple(tensor for e in evaluations for tensor in (e.x, e.d))
-
-
-def rebuilt(step: Step, tensors: Sequence[Tensor]) -> tuple[Evaluation, ...]:
-    """The evaluations behind the tensors of `flat_step`."""
-    return tuple(
-        Evaluation(tensors[2 * k], tensors[2 * k + 1], stage.level) for k, stage in enumerate(step.tableau.stages)
     )

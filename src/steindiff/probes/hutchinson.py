@@ -1,12 +1,13 @@
-r"""Averages of vᵀJv over random directions: by reverse mode (the default), forward mode, or differences."""
+r"""Averages of vᵀJv over random directions, by reverse mode or differences; and the paper's other modes."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from steindiff._checks import at_least, number
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level
 from steindiff.probes._pullback import linearised
-from steindiff.probes.base import Antithetic, Directions, Forms, Hutchinson, dot, flat_step, rebuilt, restricted
-from steindiff.tableau import Step
+from steindiff.probes.base import Antithetic, Directions, Hutchinson, Probe, Probed, dot, linear, restricted
+from steindiff.tableau import Proposal, Step
 
 GRADIENTS = 0.25
 """What pulling one direction back holds beside the graph, as a share of it. Measured on U-Nets: 0.16 to 0.18."""
@@ -63,15 +65,9 @@ def _saved(step: Step, x: Tensor, samples: int) -> int:
 
     part = slice(0, samples)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        pulled = linearised(partial(flat_step, restricted(step, part, len(x))), x[part])
+        pulled = linearised(restricted(step, part, len(x)), x[part])
     del pulled
     return sum(storages.values())
-
-
-def check_memory(memory: int | None) -> None:
-    """Refuse a limit below one byte."""
-    if memory is not None and memory < 1:
-        raise ValueError(f"memory must be >= 1 (bytes) or None, got {memory}")
 
 
 @dataclass(frozen=True)
@@ -94,9 +90,9 @@ class VJP(Hutchinson):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_memory(self.memory)
-        if self.together < 1:
-            raise ValueError(f"together must be >= 1, got {self.together}")
+        at_least("together", self.together, 1)
+        if self.memory is not None:
+            at_least("memory", self.memory, 1)
 
     def samples(self, step: Step, x: Tensor) -> int:
         most = super().samples(step, x)
@@ -106,16 +102,14 @@ class VJP(Hutchinson):
     def _group(self) -> int:
         return min(self.together, self.probes)
 
-    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
-        candidate, tensors, pull = linearised(partial(flat_step, step), x)
+    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> tuple[Proposal, Tensor]:
+        proposal, pull = linearised(step, x)
         if self._group == 1:
-            forms = torch.stack([dot(pull(row), row) for row in v])
-        else:
-            with warnings.catch_warnings():  # fused attention is looped over inside the pass, and torch says so
-                warnings.filterwarnings("ignore", message=".*batching rule")
-                pulled = torch.cat([torch.func.vmap(pull)(group) for group in v.split(self._group)])
-            forms = (pulled * v).flatten(2).sum(2)
-        return Forms(candidate, rebuilt(step, tensors), forms, 0, len(v) * len(step.tableau.stages))
+            return proposal, torch.stack([dot(pull(row), row) for row in v])
+        with warnings.catch_warnings():  # fused attention is looped over inside the pass, and torch says so
+            warnings.filterwarnings("ignore", message=".*batching rule")
+            pulled = torch.cat([torch.func.vmap(pull)(group) for group in v.split(self._group)])
+        return proposal, (pulled * v).flatten(2).sum(2)
 
 
 @contextmanager
@@ -147,24 +141,53 @@ class FiniteDifference(Hutchinson):
             with a float64 network 1e-4 is more accurate.
     """
 
+    derivatives: ClassVar[bool] = False
+
     probes: int = 6
     directions: Directions = field(default_factory=Antithetic)
     relative: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.relative > 0:
-            raise ValueError(f"relative must be > 0, got {self.relative}")
+        number("relative", self.relative, 0.0, open_end=True)
 
-    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> Forms:
+    def along(self, step: Step, x: Tensor, level: Level, v: Tensor) -> tuple[Proposal, Tensor]:
         h = level.sigma * self.relative
-        candidate, evaluations = step(x)
-        forms = torch.stack([dot(row, step(x + h * row).candidate - candidate) / h for row in v])
-        return Forms(candidate, evaluations, forms, len(v) * len(step.tableau.stages), 0)
+        proposal = step(x)
+        return proposal, torch.stack([dot(row, step(x + h * row).candidate - proposal.candidate) / h for row in v])
+
+
+@dataclass(frozen=True)
+class Analytic(Probe):
+    r"""div T ≈ slope·d, the paper's analytical mode. Free, and biased by the network's share of the divergence.
+
+    For first-order steps the bias is (α_t − (σ_t/σ_s) α_s) div D: small at high noise, where D hardly depends on x.
+    """
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        return linear(step, x, error=math.nan if step.tableau.stages else 0.0)
+
+
+@dataclass(frozen=True)
+class Adaptive(Probe):
+    r"""The paper's adaptive mode: `high` while σ >= threshold, for which the paper gives no number, `low` below it."""
+
+    threshold: float = 1.0
+    high: Probe = field(default_factory=Analytic)
+    low: Probe = field(default_factory=VJP)
+
+    def __post_init__(self) -> None:
+        number("threshold", self.threshold, 0.0)
+
+    def __call__(self, step: Step, x: Tensor, level: Level, generator: torch.Generator) -> Probed:
+        probe = self.high if level.sigma >= self.threshold else self.low
+        return probe(step, x, level, generator)
 
 
 VARIANTS = {
     "vjp": VJP(),
     "vjp-together": VJP(together=5),
     "finite-difference": FiniteDifference(),
+    "analytic": Analytic(),
+    "adaptive": Adaptive(),
 }

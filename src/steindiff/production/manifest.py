@@ -17,7 +17,7 @@ from torch import Tensor
 from steindiff._checks import LARGEST_INT, Within, at_least, shown
 from steindiff._environment import device_name
 from steindiff._files import write_json
-from steindiff._serialization import checksum, decode, read_json, verified, with_checksum
+from steindiff._serialization import checksum, decode, read_json, record, verified, with_checksum
 from steindiff.corrections.replay import Replay
 from steindiff.model import fingerprint_gap
 from steindiff.seeding import check_seeds
@@ -119,22 +119,10 @@ class _Seeds:
 
 
 @dataclass(frozen=True)
-class _File:
-    """What the file holds beside its checksum."""
-
-    format: int
-    shape: tuple[Count, Count, Count]
-    seeds: _Seeds
-    shard_size: Count
-    batch: Count
-    labels: str | None
-    recipe: dict[str, Any]
-    fingerprint: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Manifest:
     """A set of images: seed by seed in shards, shard by shard in batches, always cut at the same places.
+
+    The annotations are the file's schema.
 
     Attributes:
         shape: of one image, `(C, H, W)`.
@@ -146,10 +134,10 @@ class Manifest:
         fingerprint: of the model; compared up to rounding.
     """
 
-    shape: tuple[int, int, int]
+    shape: tuple[Count, Count, Count]
     seeds: range
-    shard_size: int
-    batch: int
+    shard_size: Count
+    batch: Count
     labels: str | None
     recipe: Mapping[str, Any]
     fingerprint: tuple[float, ...] = ()
@@ -194,23 +182,16 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the file, checksum included."""
-        content = {**self.settings(), "fingerprint": list(self.fingerprint)}
-        return with_checksum(content)
+        return with_checksum({**self.settings(), "fingerprint": list(self.fingerprint)})
 
     @classmethod
     def from_dict(cls, content: Any) -> Manifest:
         """Rebuild from a file's content, checking everything."""
-        file: _File = decode("manifest", verified("manifest", content, FORMAT), _File)
-        Within(0, LARGEST_INT - file.seeds.count)("manifest.seeds.first", file.seeds.first)
-        return cls(
-            shape=file.shape,
-            seeds=range(file.seeds.first, file.seeds.first + file.seeds.count),
-            shard_size=file.shard_size,
-            batch=file.batch,
-            labels=file.labels,
-            recipe=file.recipe,
-            fingerprint=file.fingerprint,
-        )
+        body = verified("manifest", content, FORMAT)
+        del body["format"]
+        seeds: _Seeds = decode("manifest.seeds", body.pop("seeds", None), _Seeds)
+        Within(0, LARGEST_INT - seeds.count)("manifest.seeds.first", seeds.first)
+        return record("manifest", body, cls, seeds=range(seeds.first, seeds.first + seeds.count))
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

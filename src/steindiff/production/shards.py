@@ -148,11 +148,7 @@ def verify(folder: str | Path) -> ShardStatus:
 
 
 class Images:
-    """A finished set of images, read a shard at a time.
-
-    Args:
-        folder: what `produce` wrote; every byte is checked before the first image is given out.
-    """
+    """A finished set of images in the folder `generate` wrote, read a shard at a time; first every byte is checked."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

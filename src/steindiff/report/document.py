@@ -12,15 +12,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
 from steindiff._version import __version__
 from steindiff.images import PictureRow, data_uri, to_image
 from steindiff.metrics import psnr, spread
+from steindiff.model import Model
+from steindiff.sampler import Sampler
 
 SHOWN = 48
 """The page carries the pictures of at most this many seeds; numbers are over all of them."""
 PIXELS = 48_000_000
 """The page carries at most about this many pixels: fewer seeds where pictures are large."""
+GAP, CAPTION = 2, 150
+"""Pixels between the pictures of a contact sheet, and for the titles of its rows."""
 PAPER = "https://arxiv.org/abs/2606.07835"
 
 Chart = dict[str, Any]
@@ -68,6 +73,11 @@ class Column:
     digits: int | None = None
     badness: Callable[[float], float] | None = None
 
+    def text(self, entry: Entry) -> str:
+        """The entry's number, a dash where it has none."""
+        value = entry.numbers.get(self.key)
+        return "–" if value is None else str(value) if self.digits is None else f"{value:.{self.digits}f}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -110,9 +120,7 @@ class Report:
             counts = sorted({len(entry.images) for entry in self.entries})
             raise ValueError(f"every entry needs one image per label: {len(self.labels)} labels, {counts} images")
         if self.captions and len(self.captions) != len(self.labels):
-            raise ValueError(
-                f"captions must be one per label: {len(self.labels)} labels, {len(self.captions)} captions"
-            )
+            raise ValueError(f"captions must be one per label, {len(self.labels)}, got {len(self.captions)}")
 
     @property
     def nfes(self) -> list[int]:
@@ -171,6 +179,39 @@ def of_images(
         command=command,
         settings=settings or {},
     )
+
+
+def of_samplers(
+    model: Model,
+    samplers: Mapping[str, Sampler],
+    seeds: Sequence[int],
+    *,
+    captions: Sequence[str] = (),
+    reference: str | None = None,
+    batch: int = 16,
+    command: str = "",
+) -> Report:
+    """Sample the same seeds by several samplers and lay the images side by side.
+
+    Args:
+        model: whose samples are images in [−1, 1], `(C, H, W)` with C = 1 or 3.
+        samplers: by the title their images get.
+        seeds: one image each.
+        captions: a text for each seed, such as its label or prompt.
+        reference: title of the many-step sampler; the others' distance to its images is shown.
+        batch: samples evaluated together.
+        command: what made this.
+    """
+    if reference is not None and reference not in samplers:
+        raise ValueError(f"reference must be one of the samplers {', '.join(samplers)}, got {reference!r}")
+    entries = []
+    for title, sampler in samplers.items():
+        result = sampler(model, seeds, batch=batch)
+        cost = {"network_calls": result.network_calls, "backward_passes": result.backward_passes}
+        entries.append(Entry(title, result.nfe, result.x.cpu(), cost, reference=title == reference))
+    settings = {"model": model.name, "shape": str(model.shape), "device": str(model.device), "steindiff": __version__}
+    title = f"{model.name}: {', '.join(samplers)}"
+    return of_images(entries, seeds, title=title, captions=captions, command=command, settings=settings)
 
 
 def alike(entry: Entry, many: Entry, captions: Sequence[str]) -> dict[str, float]:
@@ -244,17 +285,39 @@ def content(report: Report) -> dict[str, Any]:
     }
 
 
+def contact_sheet(strips: Sequence[Entry], columns: int = 12) -> Image.Image:
+    """One row for each method and number of evaluations, one column for each seed."""
+    width, height = to_image(strips[0].images[0]).size
+    zoom = max(1, round(64 / height)) if height < 160 else 160 / height
+    size = round(width * zoom), round(height * zoom)
+    columns = min(columns, len(strips[0].images))
+    sheet = Image.new("RGB", (CAPTION + columns * (size[0] + GAP), len(strips) * (size[1] + GAP)), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for j, strip in enumerate(strips):
+        y = j * (size[1] + GAP)
+        text = f"{strip.title}\n{strip.nfe} evaluations"
+        draw.multiline_text((8, y + size[1] / 2), text, fill="black", font=font, anchor="lm", spacing=3)
+        for i, x in enumerate(strip.images[:columns]):
+            tile = to_image(x).resize(size, Image.Resampling.NEAREST if zoom >= 1 else Image.Resampling.LANCZOS)
+            sheet.paste(tile, (CAPTION + i * (size[0] + GAP), y))
+    return sheet
+
+
+def asset(name: str) -> str:
+    """A file of the page's, as text."""
+    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
 def render(report: Report) -> str:
     """The HTML document: styles, script, pictures and numbers in one file that requests nothing."""
-    assets = resources.files(__package__) / "assets"
     data = json.dumps(content(report), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     parts = {
         "@title@": html.escape(report.title),
-        "@style@": (assets / "report.css").read_text(encoding="utf-8"),
-        "@script@": (assets / "report.js").read_text(encoding="utf-8"),
+        "@style@": asset("report.css"),
+        "@script@": asset("report.js"),
         "@data@": data.replace("<", "\\u003c"),
     }
-    document = (assets / "report.html").read_text(encoding="utf-8")
+    document = asset("report.html")
     for mark, text in parts.items():
         document = document.replace(mark, text)
     return document

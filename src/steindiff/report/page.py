@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from steindiff._files import write_bytes, write_text
 from steindiff.comparison import REFERENCE, Comparison, Row
-from steindiff.report import document
-from steindiff.report.document import Chart, Column, Entry, Report, render
+from steindiff.report.document import Chart, Column, Entry, Report, asset, contact_sheet, render
 
 BLUR = (
     "PSNR to the many-step image rewards blur. The average of all plausible images has the smallest "
@@ -85,11 +88,6 @@ def contenders(comparison: Comparison, nfe: int) -> tuple[Row | None, Row | None
     return next((row for row in rows if plain(row)), None), next((row for row in rows if not plain(row)), None)
 
 
-def best(comparison: Comparison) -> dict[str, list[int]]:
-    """For each judged column the best row at each number of evaluations, by index."""
-    return document.best(report_of(comparison))
-
-
 def nfes(comparison: Comparison) -> list[int]:
     """The numbers of evaluations compared, in order."""
     return sorted({row.nfe for row in few_step(comparison)})
@@ -110,30 +108,9 @@ def by_method(comparison: Comparison, x: Callable[[Row], float]) -> list[Series]
     ]
 
 
-def frames(
-    comparison: Comparison, make: Callable[[Row], Iterable[Series]], *, reference: bool
-) -> dict[str, list[Series]]:
-    """The lines to show at each number of evaluations."""
-    return {
-        str(nfe): [
-            line
-            for row in comparison.rows
-            if row.nfe == nfe or (reference and row.method == REFERENCE)
-            for line in make(row)
-        ]
-        for nfe in nfes(comparison)
-    }
-
-
-def ratios(row: Row) -> list[float]:
-    """σ/α where the steps start; pure noise, where it is infinite, is left out."""
-    return [sigma / alpha for sigma, alpha in row.levels[:-1] if alpha > 0]
-
-
-def stretches(row: Row) -> list[tuple[float, float]]:
-    """(σ/α, Lipschitz constant) of the steps, constants below 0.001 drawn there."""
-    steps = zip(row.levels, row.lipschitz, strict=False)
-    return [(sigma / alpha, max(value, 1e-3)) for (sigma, alpha), value in steps if alpha > 0]
+def at_levels(row: Row, values: Sequence[float]) -> Series:
+    """Values against σ/α where the steps start; pure noise, where it is infinite, is left out."""
+    return series(row, ((s / a, value) for (s, a), value in zip(row.levels, values, strict=False) if a > 0))
 
 
 def weight_lines(row: Row, weights: Sequence[Sequence[float]]) -> Iterable[Series]:
@@ -147,79 +124,42 @@ def weight_lines(row: Row, weights: Sequence[Sequence[float]]) -> Iterable[Serie
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """Everything that is drawn."""
+    """Everything that is drawn: words and axes from `assets/charts.json`, lines by number of evaluations from here."""
     images = len(comparison.images[0])
-    several = nfes(comparison)
-    ticks = sorted({row.nfe for row in comparison.rows})
-    return [
-        {
-            "id": "frechet-nfe",
-            "title": "Fréchet distance against evaluations",
-            "caption": (
-                f"Lower is better: {kind(comparison)}, to the model's own many-step samples of other seeds. "
-                f"Two sets of those are {comparison.floor:.1f} apart."
-            ),
-            "x": {"label": "network evaluations", "log": True, "ticks": ticks},
-            "y": {"label": "Fréchet distance", "log": True},
-            "frames": {"*": by_method(comparison, lambda r: r.nfe)},
-        },
-        {
-            "id": "frechet-time",
-            "title": "Fréchet distance against time",
-            "caption": "Lower and further left is better. A backward pass costs time but no evaluation.",
-            "x": {"label": "milliseconds per image", "log": True},
-            "y": {"label": "Fréchet distance", "log": True},
-            "frames": {"*": by_method(comparison, lambda r: 1000 * r.seconds / images)},
-        },
-        {
-            "id": "spectrum",
-            "title": "Band spectra",
-            "caption": "Mean power at each spatial frequency. Few plain steps lose the fine detail on the right.",
-            "x": {"label": "frequency ring, max(k_x, k_y)", "log": False},
-            "y": {"label": "mean power", "log": True},
-            "frames": frames(comparison, lambda r: [series(r, enumerate(r.spectrum))], reference=True),
-        },
-        {
-            "id": "grids",
-            "title": "Where the steps are",
-            "caption": "The noise levels σ/α at which steps start, from noise (left) to image.",
-            "x": {"label": "σ/α", "log": True, "reverse": True},
-            "y": {"label": "", "categories": True},
-            "frames": frames(comparison, lambda r: [series(r, ([v, 0] for v in ratios(r)))], reference=True),
-        },
-        {
-            "id": "rho",
-            "title": "Calibration: ρ at each step",
-            "caption": "The factor each frequency of the denoised image is multiplied by; 1 leaves it alone.",
-            "x": {"label": "frequency ring, max(k_x, k_y)", "log": False},
-            "y": {"label": "ρ", "log": False, "include": [1]},
-            "frames": frames(comparison, lambda r: weight_lines(r, r.rho), reference=False),
-        },
-        {
-            "id": "tau",
-            "title": "Calibration: τ at each step",
-            "caption": "How much of the latest change of the denoised image is added, beyond the solver’s own.",
-            "x": {"label": "frequency ring, max(k_x, k_y)", "log": False},
-            "y": {"label": "τ₁", "log": False, "include": [0]},
-            "frames": frames(comparison, lambda r: weight_lines(r, r.tau), reference=False),
-        },
-        {
-            "id": "gamma",
-            "title": "Relaxation: γ at each step",
-            "caption": "The paper's coefficient, kept in (0, 1]. At 1 the step is the plain solver's.",
-            "x": {"label": "step", "log": False, "ticks": list(range(1, max(several) + 1))},
-            "y": {"label": "γ", "log": False, "include": [0, 1]},
-            "frames": frames(comparison, lambda r: [series(r, enumerate(r.gamma, 1))], reference=False),
-        },
-        {
-            "id": "lipschitz",
-            "title": "Local Lipschitz constants",
-            "caption": "How much a step stretches a small error, at least, where it starts. Above 1 it expands.",
-            "x": {"label": "σ/α", "log": True, "reverse": True},
-            "y": {"label": "Lipschitz constant of the step", "log": True, "include": [1]},
-            "frames": frames(comparison, lambda r: [series(r, stretches(r))], reference=False),
-        },
-    ]
+    floor = f"Two sets of those are {comparison.floor:.1f} apart."
+    kept = f"Lower is better: {kind(comparison)}, to the model's own many-step samples of other seeds. {floor}"
+    ticks = {
+        "frechet-nfe": sorted({row.nfe for row in comparison.rows}),
+        "gamma": list(range(1, max(nfes(comparison)) + 1)),
+    }
+
+    def each(make: Callable[[Row], Iterable[Series]], *, reference: bool = False) -> dict[str, list[Series]]:
+        return {
+            str(nfe): [
+                line
+                for row in comparison.rows
+                if row.nfe == nfe or (reference and row.method == REFERENCE)
+                for line in make(row)
+            ]
+            for nfe in nfes(comparison)
+        }
+
+    frames = {
+        "frechet-nfe": {"*": by_method(comparison, lambda r: r.nfe)},
+        "frechet-time": {"*": by_method(comparison, lambda r: 1000 * r.seconds / images)},
+        "spectrum": each(lambda r: [series(r, enumerate(r.spectrum))], reference=True),
+        "grids": each(lambda r: [at_levels(r, [0.0] * (len(r.levels) - 1))], reference=True),
+        "rho": each(lambda r: weight_lines(r, r.rho)),
+        "tau": each(lambda r: weight_lines(r, r.tau)),
+        "gamma": each(lambda r: [series(r, enumerate(r.gamma, 1))]),
+        "lipschitz": each(lambda r: [at_levels(r, [max(value, 1e-3) for value in r.lipschitz])]),
+    }
+    drawn: list[Chart] = json.loads(asset("charts.json"))
+    for chart in drawn:
+        name = chart["id"]
+        chart["frames"], chart["caption"] = frames[name], chart["caption"] or kept
+        chart["x"] |= {"ticks": ticks[name]} if name in ticks else {}
+    return drawn
 
 
 def tiles(comparison: Comparison, nfe: int) -> list[dict[str, str]]:
@@ -300,3 +240,32 @@ def report_of(comparison: Comparison, title: str | None = None) -> Report:
 def page(comparison: Comparison, title: str | None = None) -> str:
     """The HTML document of a comparison."""
     return render(report_of(comparison, title))
+
+
+def results(comparison: Comparison) -> dict[str, Any]:
+    """The numbers of a comparison, ready for JSON."""
+    return {
+        "settings": dict(comparison.settings),
+        "features": comparison.features,
+        "floor": comparison.floor,
+        "rows": [
+            {**dataclasses.asdict(row), "psnr": row.psnr if math.isfinite(row.psnr) else None}
+            for row in comparison.rows
+        ],
+    }
+
+
+def write(what: Comparison | Report, out: Path) -> tuple[Path, Path, Path]:
+    """Write `report.html`, `grid.png` and `results.json` into the folder `out`, each whole or not at all."""
+    if isinstance(what, Report):
+        rows = [{"method": e.key, "title": e.title, "nfe": e.nfe, **e.numbers} for e in what.entries]
+        report, numbers = what, {"settings": dict(what.settings), "rows": rows}
+    else:
+        report, numbers = report_of(what), results(what)
+    paths = out / "report.html", out / "grid.png", out / "results.json"
+    buffer = io.BytesIO()
+    contact_sheet(report.entries).save(buffer, "PNG", optimize=True)
+    write_text(paths[0], render(report))
+    write_bytes(paths[1], buffer.getvalue())
+    write_text(paths[2], json.dumps(numbers, indent=1) + "\n")
+    return paths

@@ -10,12 +10,6 @@ from typing import TypeVar
 from steindiff._checks import number
 from steindiff.levels import Level
 
-
-def vp_from_lam(lam: float) -> tuple[float, float]:
-    r"""(α, σ) with α² + σ² = 1 and log(α/σ) = λ."""
-    return math.exp(-0.5 * math.log1p(math.exp(-2.0 * lam))), math.exp(-0.5 * math.log1p(math.exp(2.0 * lam)))
-
-
 S = TypeVar("S", bound="Schedule")
 
 

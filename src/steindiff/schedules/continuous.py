@@ -9,18 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from steindiff.levels import Level
-from steindiff.schedules.base import Schedule, vp_from_lam
-
-
-def vp_log_alpha(t: float, beta_min: float, beta_max: float) -> float:
-    r"""Log α(t) = −t²(β₁ − β₀)/4 − tβ₀/2."""
-    return -0.25 * t * t * (beta_max - beta_min) - 0.5 * t * beta_min
-
-
-def vp_time(log_alpha: float, beta_min: float, beta_max: float) -> float:
-    r"""The t with log α(t) given; the quadratic's root written so that nothing cancels."""
-    c = -2.0 * log_alpha
-    return 2.0 * c / (beta_min + math.sqrt(beta_min * beta_min + 2.0 * c * (beta_max - beta_min)))
+from steindiff.schedules.base import Schedule
 
 
 @dataclass(frozen=True)
@@ -35,34 +24,38 @@ class VP(Schedule):
     t_min: float = 1e-3
     t_max: float = 1.0
 
+    def _log_alpha(self, t: float) -> float:
+        return -0.25 * t * t * (self.beta_max - self.beta_min) - 0.5 * t * self.beta_min
+
+    def _time(self, log_alpha: float) -> float:
+        """The t with log α(t) given; the quadratic's root written so that nothing cancels."""
+        c = -2.0 * log_alpha
+        root = math.sqrt(self.beta_min * self.beta_min + 2.0 * c * (self.beta_max - self.beta_min))
+        return 2.0 * c / (self.beta_min + root)
+
     def level(self, t: float) -> Level:
-        log_alpha = vp_log_alpha(t, self.beta_min, self.beta_max)
+        log_alpha = self._log_alpha(t)
         return Level(t, math.exp(log_alpha), math.sqrt(-math.expm1(2.0 * log_alpha)))
 
     def time(self, lam: float) -> float:
-        return vp_time(-0.5 * math.log1p(math.exp(-2.0 * lam)), self.beta_min, self.beta_max)
+        return self._time(-0.5 * math.log1p(math.exp(-2.0 * lam)))
 
 
 @dataclass(frozen=True)
-class SubVP(Schedule):
+class SubVP(VP):
     r"""α as in VP, σ = 1 − α².
 
     Reference: Song et al. (2021), arXiv:2011.13456.
     """
 
-    beta_min: float = 0.1
-    beta_max: float = 20.0
-    t_min: float = 1e-3
-    t_max: float = 1.0
-
     def level(self, t: float) -> Level:
-        log_alpha = vp_log_alpha(t, self.beta_min, self.beta_max)
+        log_alpha = self._log_alpha(t)
         return Level(t, math.exp(log_alpha), -math.expm1(2.0 * log_alpha))
 
     def time(self, lam: float) -> float:
         # alpha/(1 − alpha²) = kappa has the positive root 2 kappa / (1 + √(1 + 4 kappa²)).
         kappa = math.exp(lam)
-        return vp_time(math.log(2.0 * kappa / (1.0 + math.hypot(1.0, 2.0 * kappa))), self.beta_min, self.beta_max)
+        return self._time(math.log(2.0 * kappa / (1.0 + math.hypot(1.0, 2.0 * kappa))))
 
 
 @dataclass(frozen=True)
@@ -200,7 +193,9 @@ class Discrete(Schedule):
     def level(self, t: float) -> Level:
         i = min(max(math.floor(t), 0), len(self._lam) - 2)
         lam = self._lam[i] + (t - i) * (self._lam[i + 1] - self._lam[i])
-        return Level(float(t), *vp_from_lam(lam))
+        # (α, σ) with α² + σ² = 1 and log(α/σ) = λ.
+        alpha, sigma = (math.exp(-0.5 * math.log1p(math.exp(sign * lam))) for sign in (-2.0, 2.0))
+        return Level(float(t), alpha, sigma)
 
     def time(self, lam: float) -> float:
         # The tuple decreases, so search in its negative.

@@ -18,13 +18,7 @@ class DDIM(Solver):
     Reference: Song et al. (2021), arXiv:2010.02502.
     """
 
-    @property
-    def order(self) -> int:
-        return 1
-
-    @property
-    def memory(self) -> int:
-        return 0
+    order = 1
 
     def tableau(self, levels: Levels, i: int) -> Tableau:
         return Tableau((Stage(HERE, levels[i]),), euler(levels[i], levels[i + 1]))

@@ -98,10 +98,6 @@ class DPMSolverSinglestep(Solver):
     def __post_init__(self) -> None:
         check_order(self.order, (2, 3))
 
-    @property
-    def memory(self) -> int:
-        return 0
-
     def tableau(self, levels: Levels, i: int) -> Tableau:
         s, t = levels[i], levels[i + 1]
         here = Stage(HERE, s)

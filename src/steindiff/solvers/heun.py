@@ -22,13 +22,7 @@ class Heun(Solver):
     Reference: Karras et al. (2022), arXiv:2206.00364, Alg. 1.
     """
 
-    @property
-    def order(self) -> int:
-        return 2
-
-    @property
-    def memory(self) -> int:
-        return 0
+    order = 2
 
     def tableau(self, levels: Levels, i: int) -> Tableau:
         s, t = levels[i], levels[i + 1]

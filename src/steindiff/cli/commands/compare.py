@@ -24,11 +24,11 @@ from steindiff.calibrating import Recipe
 from steindiff.calibration import Calibration
 from steindiff.cli import options, subjects
 from steindiff.cli.output import Watch, console, note, print_json, progress, show, text, written
-from steindiff.comparison import REFERENCE, Calibrated, CompareOptions, Comparison, compare, default_methods
+from steindiff.comparison import CompareOptions, Comparison, calibrated, compare, default_methods
 from steindiff.models import shipped_calibration
 from steindiff.report import write
-from steindiff.report.build import results as as_json
-from steindiff.report.page import BLUR, best
+from steindiff.report.document import best
+from steindiff.report.page import BLUR, report_of, results
 from steindiff.sampler import out_of_memory
 from steindiff.solvers import SOLVERS, Solver
 from steindiff.yardsticks import YARDSTICKS
@@ -74,53 +74,49 @@ def settings(model: str, solver: str, nfe: str, seeds: range, batch: int, device
     }
 
 
+SHORT = {
+    "nfe": "NFE",
+    "honest": "own",
+    "frechet": "real",
+    "energy_ratio": "energy",
+    "spread": "spread",
+    "psnr": "PSNR",
+    "lpips": "LPIPS",
+    "network_calls": "calls",
+    "backward_passes": "backward",
+    "seconds": "seconds",
+}
+"""What the terminal calls the report's columns."""
+
+
 def table(comparison: Comparison) -> Table:
-    """The comparison for the terminal."""
-    real = any(row.frechet is not None for row in comparison.rows)
-    seen = any(row.lpips is not None for row in comparison.rows)
-    real_text = "Real: to real images. " if real else ""
+    """The comparison for the terminal: the report's columns under short names."""
+    report = report_of(comparison)
+    columns = {column.key: column for column in report.columns if column.key in SHORT}
+    real_text = "Real: to real images. " if "frechet" in columns else ""
     caption = (
         f"Own: Fréchet distance ({comparison.features}) to the model's own many-step samples of other seeds; two sets "
         f"of them are {comparison.floor:.1f} apart. {real_text}Energy: high-frequency power "
         "over that of the many-step images; spread: variety within a condition likewise; 1 is right. PSNR"
-        f"{' and LPIPS' * seen}: to the same seed's many-step image. Calls and backward passes are per image, seconds "
-        f"for all {len(comparison.seeds)}."
+        f"{' and LPIPS' * ('lpips' in columns)}: to the same seed's many-step image. Calls and backward passes are per "
+        f"image, seconds for all {len(comparison.seeds)}."
     )
-    good = best(comparison)
-    lines = []
-    for i, row in enumerate(comparison.rows):
-        cells = {
-            "own": ("honest", f"{row.honest:.1f}"),
-            "real": ("frechet", "" if row.frechet is None else f"{row.frechet:.1f}"),
-            "energy": ("energy_ratio", f"{row.energy_ratio:.2f}"),
-            "spread": ("spread", f"{row.spread:.2f}"),
-            "PSNR": ("psnr", f"{row.psnr:.1f}" if row.method != REFERENCE else "–"),
-            "LPIPS": ("lpips", "–" if row.lpips is None else f"{row.lpips:.3f}"),
-        }
-        marked = {
-            name: f"[bold green]{cell}[/]" if i in good.get(key, ()) else cell for name, (key, cell) in cells.items()
-        }
-        counts = {
-            "calls": str(row.network_calls),
-            "backward": str(row.backward_passes),
-            "seconds": f"{row.seconds:.1f}",
-        }
-        lines.append({"NFE": str(row.nfe), **marked, **counts})
-    titles = [name for name in lines[0] if (name != "real" or real) and (name != "LPIPS" or seen)]
-    hidden, wide = list[str](), console().options.update_width(1000)
+    good, hidden, wide = best(report), list[str](), console().options.update_width(1000)
     while True:
         more = f" For {', '.join(hidden)} the terminal is too narrow: see results.json." if hidden else ""
         out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption + more, caption_justify="left")
         out.add_column("method", overflow="fold", min_width=len("calibrated"))
-        for title in titles:
-            out.add_column(title, justify="right", no_wrap=True)
-        for i, (row, line) in enumerate(zip(comparison.rows, lines, strict=True)):
-            if row.method == REFERENCE or (i and row.nfe != comparison.rows[i - 1].nfe):
+        for key in columns:
+            out.add_column(SHORT[key], justify="right", no_wrap=True)
+        for i, entry in enumerate(report.entries):
+            if entry.reference or (i and entry.nfe != report.entries[i - 1].nfe):
                 out.add_section()
-            out.add_row(text(row.title), *(line[title] for title in titles))
-        if len(titles) == 2 or console().measure(out, options=wide).minimum <= console().width:
+            cells = {key: column.text(entry) for key, column in columns.items()}
+            marked = [f"[bold green]{cell}[/]" if i in good.get(key, ()) else cell for key, cell in cells.items()]
+            out.add_row(text(entry.title), *marked)
+        if len(columns) == 2 or console().measure(out, options=wide).minimum <= console().width:
             return out
-        hidden.insert(0, titles.pop())
+        hidden.insert(0, SHORT[columns.popitem()[0]])
 
 
 def calibrate_now(
@@ -200,7 +196,7 @@ def command(
         )
         own |= calibrate_now(found, missing, chosen, recipe, batch)
         facts["calibrated now"] = f"{missing}, {len(recipe.seeds)} seeds"
-    methods["calibrated"] = Calibrated(calibrations=lambda model, solver, nfe: own[nfe])
+    methods["calibrated"] = calibrated(lambda model, solver, nfe: own[nfe])
     if quick:
         methods = {name: method for name, method in methods.items() if name not in ("unipc", "relaxation")}
     with progress() as bar:
@@ -223,7 +219,7 @@ def command(
         comparison = dataclasses.replace(comparison, settings={**facts, **comparison.settings})
         paths = write(comparison, out)
     if json:
-        print_json(as_json(comparison))
+        print_json(results(comparison))
         return
     show(table(comparison))
     if any(row.honest < comparison.floor for row in comparison.rows):

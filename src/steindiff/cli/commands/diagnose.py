@@ -24,8 +24,7 @@ from steindiff.levels import Levels
 from steindiff.model import Model
 from steindiff.probes import check_gradient
 from steindiff.sampler import levels_for
-from steindiff.solvers import SOLVERS
-from steindiff.solvers.base import Solver
+from steindiff.solvers import SOLVERS, Solver
 
 EXAMPLES = (
     "steindiff diagnose --out diagnostics",

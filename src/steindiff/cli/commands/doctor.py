@@ -39,13 +39,9 @@ def weights(name: str) -> str:
     return f"shipped, {parameters / 1e6:.1f} million parameters"
 
 
-def cached(file: str) -> str:
-    """Whether a download is in the cache."""
-    return "cached" if (datasets.cache() / file).is_file() else "downloaded when first needed"
-
-
 def examination() -> dict[str, dict[str, str]]:
     """Everything worth knowing, by topic."""
+    cached = (datasets.cache() / "inception-2015-12-05.pt").is_file()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "versions": {
@@ -63,7 +59,7 @@ def examination() -> dict[str, dict[str, str]]:
         "offline": {
             **{f"model {name}": weights(name) for name in zoo.names()},
             "reference statistics": ", ".join(sorted(path.stem for path in references.FOLDER.glob("*.npz"))),
-            "Inception network": cached("inception-2015-12-05.pt"),
+            "Inception network": "cached" if cached else "downloaded when first needed",
         },
     }
 

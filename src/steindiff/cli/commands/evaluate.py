@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import typer
 from torch import Tensor
 
-from steindiff import datasets
+from steindiff import datasets, metrics
 from steindiff._checks import at_least, nearest
 from steindiff._discovery import named
 from steindiff._distributed import gather, rank
@@ -20,23 +21,8 @@ from steindiff.cli import options, subjects
 from steindiff.cli.output import note, print_json, progress, show, text
 from steindiff.comparison import CompareOptions, many_steps, other, run
 from steindiff.images import Archive, Folder, Pictures
-from steindiff.metrics import (
-    LPIPS,
-    EfficientNetFeatures,
-    InceptionFeatures,
-    Moments,
-    WeightsUnavailable,
-    dinov2_features,
-    frechet_distance,
-    inception_classifier,
-    inception_score,
-    kernel_distance,
-    precision_recall,
-    psnr,
-    references,
-    spread,
-)
-from steindiff.metrics.intervals import bias, distance
+from steindiff.metrics import InceptionFeatures, Moments, frechet_distance, references
+from steindiff.metrics.frechet import bias, distance
 from steindiff.model import fingerprint_gap
 from steindiff.production import Images
 from steindiff.production.manifest import MANIFEST, SAME_MODEL
@@ -80,12 +66,13 @@ def kind(images: Pictures, batch: int) -> str:
 
 
 class Seen(NamedTuple):
-    """What a network makes of a set of images: moments of the features, and the features `(N, F)` themselves."""
+    """What a network makes of a set of images: moments of the features, and the features `(N, F)`, or none of them."""
 
     moments: Moments
-    features: Tensor | None
+    features: Tensor
 
 
+@dataclass
 class Evaluation:
     """Samples, what they are compared with, and features of both, made when first needed.
 
@@ -93,16 +80,13 @@ class Evaluation:
     measure needs all features; otherwise one batch at a time is in memory.
     """
 
-    def __init__(
-        self, samples: Pictures, reference: str | None, device: str, batch: int, keep: bool, model: str | None = None
-    ) -> None:
-        self.model = model
-        self.remarks: list[str] = []
-        self.samples = samples
-        self.reference = reference
-        self.device = device
-        self.batch = batch
-        self.keep = keep
+    samples: Pictures
+    reference: str | None
+    device: str
+    batch: int
+    keep: bool
+    model: str | None = None
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def real(self) -> Pictures:
@@ -116,10 +100,7 @@ class Evaluation:
     @cached_property
     def inception(self) -> InceptionFeatures:
         """The Inception network."""
-        try:
-            return InceptionFeatures.load(datasets.inception(), self.device)
-        except datasets.Unavailable as error:
-            raise NotMeasured(str(error)) from error
+        return InceptionFeatures.load(datasets.inception(), self.device)
 
     def see(self, images: Pictures, network: Callable[[Tensor], Tensor], keep: bool = False) -> Seen:
         """Look at images through a network."""
@@ -129,7 +110,7 @@ class Evaluation:
                 f"batch = {self.batch}: {len(images)} images are fewer than a batch for each of {world} processes; "
                 "choose a smaller one"
             )
-        kept = []
+        kept: list[Tensor] = []
 
         def features(part: Tensor) -> Tensor:
             found = network(part.expand(-1, 3, -1, -1).to(self.device))
@@ -139,7 +120,7 @@ class Evaluation:
             return found if found.is_cuda else found.cpu()
 
         moments = Moments.stream(images.batches(self.batch, rank()), features).all_reduce().to("cpu")
-        return Seen(moments, gather(torch.cat(kept)) if keep else None)
+        return Seen(moments, gather(torch.cat(kept)) if keep else torch.empty(0))
 
     @cached_property
     def sampled(self) -> Seen:
@@ -151,19 +132,12 @@ class Evaluation:
         """The reference through Inception, 2048 features."""
         return self.see(self.real, self.inception, self.keep)
 
-    def features(self) -> tuple[Tensor, Tensor]:
-        """Inception features of reference and samples, `(M, 2048)` and `(N, 2048)`."""
-        real, sampled = self.known.features, self.sampled.features
-        assert real is not None, "keep is set for measures that need features"
-        assert sampled is not None
-        return real, sampled
-
     def fid(self) -> float:
         """Fréchet distance of Inception features."""
         shipped = self.reference in SHIPPED
         real = references.load(str(self.reference)) if shipped else self.known.moments
         value, features = frechet_distance(real, self.sampled.moments), self.sampled.features
-        if features is not None and 4 <= len(features) < FEW:
+        if 4 <= len(features) < FEW:
             low, high = distance(features, real).interval
             self.remarks.append(
                 f"fid: {len(features)} images raise it by about {bias(features, real):.3g}; as many others would give "
@@ -207,9 +181,10 @@ class Evaluation:
         )
         if manifest is not None:
             conditions = [model.condition_of(seed) for seed in seeds]
-            out |= {"psnr": psnr(images, limit), "spread": spread(images, limit, conditions)}
+            out |= {"psnr": metrics.psnr(images, limit), "spread": metrics.spread(images, limit, conditions)}
             try:
-                seen = yardstick._replace(lpips=LPIPS.load(datasets.lpips(), self.device)).perceived(images, limit)
+                network = metrics.LPIPS.load(datasets.lpips(), self.device)
+                seen = yardstick._replace(lpips=network).perceived(images, limit)
                 out |= {} if seen is None else {"lpips": seen}
             except datasets.Unavailable as error:
                 self.remarks.append(f"lpips: not measured: {error}")
@@ -217,19 +192,18 @@ class Evaluation:
 
     def kid(self) -> dict[str, float]:
         """Kernel distance of Inception features."""
-        real, sampled = self.features()
-        size = min(SUBSET, len(sampled), len(real))
-        return kernel_distance(sampled, real, size=size, generator=torch.Generator().manual_seed(0))._asdict()
+        real, sampled = self.known.features, self.sampled.features
+        size, generator = min(SUBSET, len(sampled), len(real)), torch.Generator().manual_seed(0)
+        return metrics.kernel_distance(sampled, real, size=size, generator=generator)._asdict()
 
     def precision_recall(self) -> dict[str, float]:
         """Precision and recall on Inception features."""
-        return precision_recall(*self.features())._asdict()
+        return metrics.precision_recall(self.known.features, self.sampled.features)._asdict()
 
     def inception_score(self) -> dict[str, float]:
         """Inception score."""
-        logits = self.see(self.samples, inception_classifier(self.device), keep=True).features
-        assert logits is not None
-        return inception_score(logits, splits=min(10, len(logits)))._asdict()
+        logits = self.see(self.samples, metrics.inception_classifier(self.device), keep=True).features
+        return metrics.inception_score(logits, splits=min(10, len(logits)))._asdict()
 
     def frechet(self, load: Callable[[], Callable[[Tensor], Tensor]]) -> float:
         """Fréchet distance of the features of a network, which is loaded once there is something to compare with."""
@@ -238,14 +212,11 @@ class Evaluation:
 
     def fd_efficientnet(self) -> float:
         """Fréchet distance of EfficientNet features, of another design than Inception's."""
-        try:
-            return self.frechet(lambda: EfficientNetFeatures.load(datasets.efficientnet(), self.device))
-        except datasets.Unavailable as error:
-            raise NotMeasured(str(error)) from error
+        return self.frechet(lambda: metrics.EfficientNetFeatures.load(datasets.efficientnet(), self.device))
 
     def fd_dinov2(self) -> float:
         """Fréchet distance of DINOv2 features."""
-        return self.frechet(lambda: dinov2_features(self.device))
+        return self.frechet(lambda: metrics.dinov2_features(self.device))
 
 
 METRICS: dict[str, Callable[[Evaluation], Any]] = {
@@ -271,8 +242,8 @@ def command(
             help=f"What to compare with: shipped statistics ({', '.join(SHIPPED)}, FID only), a folder or a .npz file."
         ),
     ] = None,
-    metrics: Annotated[
-        str, typer.Option(help="Measures, several as fid,kid.", autocompletion=lambda: list(METRICS))
+    names: Annotated[
+        str, typer.Option("--metrics", help="Measures, several as fid,kid.", autocompletion=lambda: list(METRICS))
     ] = ",".join(METRICS),
     model: Annotated[
         str | None,
@@ -288,7 +259,7 @@ def command(
     and spread within a condition against those of the same seeds. Networks are downloaded once; what cannot be had is
     said to be not measured. Compare equal numbers of samples only: FID falls as they grow.
     """
-    chosen = {name: named("metrics", name, METRICS) for name in metrics.split(",")}
+    chosen = {name: named("metrics", name, METRICS) for name in names.split(",")}
     at_least("batch", batch, 1)
     if not samples.exists():
         raise ValueError(f"samples = {str(samples)!r}: no such file or folder")
@@ -305,7 +276,7 @@ def command(
             bar.update(task, description=name)
             try:
                 found[name] = measure(evaluation)
-            except (NotMeasured, WeightsUnavailable) as error:
+            except (NotMeasured, datasets.Unavailable, metrics.WeightsUnavailable) as error:
                 reasons[name] = str(error)
             bar.advance(task)
     if rank().rank:

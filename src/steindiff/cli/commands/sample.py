@@ -17,8 +17,7 @@ from steindiff.comparison import default_methods
 from steindiff.model import Model
 from steindiff.production import Images, Shards, generate, to_npz, to_png
 from steindiff.sampler import Sampler
-from steindiff.solvers import SOLVERS
-from steindiff.solvers.base import Solver
+from steindiff.solvers import SOLVERS, Solver
 
 EXAMPLES = (
     "steindiff sample --num 64 --png --out samples",
@@ -88,9 +87,7 @@ def command(
             name for name, value in (("--solver", solver), ("--nfe", nfe), ("--method", method)) if value is not None
         ]
         if clash or len(calibration) > 1:
-            raise ValueError(
-                f"{' and '.join(clash) or 'a second --calibration'}: the calibration decides; leave it out"
-            )
+            raise ValueError(f"{' and '.join(clash) or 'a second file'}: the calibration decides; leave it out")
         (own,) = options.calibrations(subject, calibration)
         sampler, method = own.sampler(), "calibrated"
     else:

@@ -10,8 +10,14 @@ from steindiff.calibration import CalibrationSet
 from steindiff.integrations.diffusers.export import ClassConditionalPipeline, ZooUNet2DModel, export
 from steindiff.integrations.diffusers.families import family_of
 from steindiff.integrations.diffusers.networks import denoiser
-from steindiff.integrations.diffusers.pipelines import HOST_RECIPE, Stabilized, calibrate, scheduler_for, stabilize
-from steindiff.integrations.diffusers.reports import report
+from steindiff.integrations.diffusers.pipelines import (
+    HOST_RECIPE,
+    Stabilized,
+    calibrate,
+    report,
+    scheduler_for,
+    stabilize,
+)
 from steindiff.integrations.diffusers.schedulers import (
     SteinDPMSolverMultistepScheduler,
     SteinEDMDPMSolverMultistepScheduler,

@@ -23,32 +23,18 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from steindiff.denoisers.base import Denoiser
-from steindiff.integrations.diffusers.families import Family, family_of
-from steindiff.integrations.diffusers.layouts import Layout, layout_from
-from steindiff.integrations.diffusers.networks import (
-    PICKS,
-    Call,
-    Dealt,
-    FromSide,
-    Guidance,
-    Guided,
-    Inputs,
-    Time,
-    answer,
-    copied,
-    fitted,
-    leaves,
-    names,
-    with_side,
-)
-from steindiff.integrations.identity import uncompiled
+from steindiff.denoisers.base import Denoiser, Wrapper
+from steindiff.integrations.diffusers import networks
+from steindiff.integrations.diffusers.families import Family, VariancePreserving, family_of
+from steindiff.integrations.diffusers.networks import Call, Dealt, FromSide, Guidance, Guided, Inputs, Layout, Time
+from steindiff.levels import Level
+from steindiff.model import Model
 
 NETWORKS = ("unet", "transformer", "unet_2", "transformer_2")
 """What pipelines call the component that is evaluated at every step."""
@@ -69,14 +55,17 @@ CHANGING: dict[str, tuple[Any, ...]] = {
 """Arguments that change what a step does in the middle of a run, and the values with which they do not."""
 
 
+class Unfit(ValueError):
+    """Why a pipeline cannot be calibrated."""
+
+
 def network_of(pipe: Any) -> nn.Module:
     """The network a pipeline evaluates at every step, or at the first ones."""
     later = later_of(pipe)
     found = [name for name in NETWORKS if pipe.components.get(name) not in (None, later)]
     if len(found) != 1:
-        raise ValueError(
-            f"pipe = {type(pipe).__name__}: has the networks {found}, need exactly one of {', '.join(NETWORKS)}"
-        )
+        name = type(pipe).__name__
+        raise ValueError(f"pipe = {name}: has the networks {found}, need exactly one of {', '.join(NETWORKS)}")
     module: nn.Module = pipe.components[found[0]]
     return module
 
@@ -89,21 +78,14 @@ def later_of(pipe: Any) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def side_of(pipe: Any) -> nn.Module | None:
-    """The network whose answers are conditions of the one a pipeline evaluates: its ControlNet, if it has one."""
-    found = pipe.components.get("controlnet")
-    return found if isinstance(found, nn.Module) else None
-
-
 def modules_of(pipe: Any) -> dict[str, nn.Module]:
-    """All networks a pipeline evaluates in its steps, by what a calibration calls them."""
-    found = {"network": network_of(pipe), "network_later": later_of(pipe), "controlnet": side_of(pipe)}
-    return {name: module for name, module in found.items() if module is not None}
+    """All networks a pipeline evaluates in its steps, by what a calibration calls them.
 
-
-def own(value: Any) -> Any:
-    """A tensor with its own memory, which nobody else writes to."""
-    return value.clone() if isinstance(value, Tensor) else value
+    The answers of a ControlNet, if there is one, are conditions of the network.
+    """
+    side = pipe.components.get("controlnet")
+    found = {"network": network_of(pipe), "network_later": later_of(pipe), "controlnet": side}
+    return {name: module for name, module in found.items() if isinstance(module, nn.Module)}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -139,8 +121,8 @@ class Asked:
 
     def arguments(self) -> dict[str, Any]:
         """The call's arguments by name."""
-        state, time = names(self.module)
-        given = self.conditions if self.side is None else with_side(self.conditions, self.side.output)
+        state, time = networks.names(self.module)
+        given = self.conditions if self.side is None else networks.with_side(self.conditions, self.side.output)
         return {state: list(self.state) if self.listed else self.state, time: self.time, **given}
 
 
@@ -174,23 +156,24 @@ class Recording:
     def asked(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A network is called."""
         given: dict[str, Any] = {}
-        signature = inspect.signature(uncompiled(module).forward)
+        signature = inspect.signature(networks.uncompiled(module).forward)
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             kind = signature.parameters[name].kind
             given |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-        made = [] if self._side is None or module is self._side.module else leaves(self._side.output)
+        made = [] if self._side is None or module is self._side.module else networks.leaves(self._side.output)
 
         def kept(value: Any) -> Any:
             place = next((k for k, tensor in enumerate(made) if tensor is value), None)
             if place is not None:
                 return FromSide(place)
-            return value if self.steps else own(value)
+            # Of the first step, which is kept, tensors have memory of their own, which nobody else writes to.
+            return value.clone() if isinstance(value, Tensor) and not self.steps else value
 
-        self._given.append(copied(given, kept))
+        self._given.append(networks.copied(given, kept))
 
     def answered(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A network has answered."""
-        given, (state, time) = self._given.pop(), names(module)
+        given, (state, time) = self._given.pop(), networks.names(module)
         x, told = given.pop(state), torch.as_tensor(given.pop(time))
         given.pop("return_dict", None)
         listed = not isinstance(x, Tensor)
@@ -199,7 +182,7 @@ class Recording:
         if module is self._modules.get("controlnet"):
             self._side = asked
         else:
-            self._calls.append(replace(asked, output=answer(output), side=self._side))
+            self._calls.append(replace(asked, output=networks.answer(output), side=self._side))
 
     @contextmanager
     def of(self, scheduler: Any) -> Iterator[None]:
@@ -238,11 +221,26 @@ class Recording:
                 del pipe._pack_latents
 
 
+class Captured(Wrapper):
+    """A pipeline's denoiser; it says what a calibration of it depends on beside the network."""
+
+    def __init__(self, denoiser: Denoiser, conditions: Mapping[str, Any]) -> None:
+        self.denoiser, self._conditions = denoiser, conditions
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        return self.denoiser(x, level)
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return self._conditions
+
+
 @dataclass(frozen=True)
 class Capture:
     """A pipeline's denoiser under the conditions of one call of the pipeline, or of several for a few prompts each.
 
-    `parts` are the network's calls and their guidance for each; `shape` is one sample's, `batch` the most in one call.
+    `parts` are the network's calls and their guidance for each; `shape` is one sample's, `batch` the most in one call;
+    `conditions` what a calibration must agree on: pipeline, guidance and, where there are any, ControlNets.
     """
 
     family: Family
@@ -250,6 +248,7 @@ class Capture:
     shape: tuple[int, ...]
     device: torch.device
     batch: int
+    conditions: Mapping[str, Any]
 
     @property
     def network(self) -> Guided:
@@ -258,12 +257,31 @@ class Capture:
 
     def denoiser(self, seeds: Sequence[int]) -> Denoiser:
         """The denoiser of samples with these seeds; the conditions of the call are dealt out by seed."""
-        return self.family.denoiser(Dealt(self.parts, tuple(map(int, seeds)), self.batch))
+        dealt = Dealt(self.parts, tuple(map(int, seeds)), self.batch)
+        return Captured(self.family.denoiser(dealt), self.conditions)
+
+    def model(self, name: str = "") -> Model:
+        """What was captured as a model; the pipeline's own scheduler says what the network predicts."""
+        prompts = sum(part.calls[0].batch for part in self.parts)
+        return Model(
+            self.denoiser,
+            self.family.schedule,
+            self.shape,
+            device=self.device,
+            name=name or self.conditions["pipeline"],
+            condition=lambda seed: seed % prompts,
+        ).trust()
+
+
+def strengths(arguments: Mapping[str, Any]) -> list[float]:
+    """How strongly ControlNets act, as their arguments say."""
+    given = arguments.get("conditioning_scale", 1.0)
+    return [float(scale) for scale in (given if isinstance(given, list | tuple) else [given])]
 
 
 def parts_of(outputs: Sequence[Any], rows: int, shape: Sequence[int]) -> list[Tensor]:
     """Outputs for states of `shape`, cut into parts of `rows` samples."""
-    return [part for output in outputs for part in fitted(output, shape).float().split(rows)]
+    return [part for output in outputs for part in networks.fitted(output, shape).float().split(rows)]
 
 
 def deviation(guidance: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> float:
@@ -303,7 +321,7 @@ def guidances(parts: Sequence[Tensor], guided: Tensor, settings: Mapping[str, An
     yield [found for found in map(fit, forms) if found.weight >= 0.5]
 
 
-def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
+def guidance_of(record: Recorded, settings: Mapping[str, Any]) -> tuple[Guidance, int]:
     """The guidance that reproduces a recorded step, and for how many samples the step was."""
     total, rows = sum(len(call.state) for call in record.calls), len(record.sample)
     embedded = record.calls[0].conditions.get("guidance")
@@ -315,29 +333,27 @@ def guidance_of(pipe: Any, record: Recorded, settings: Mapping[str, Any]) -> tup
         try:
             parts = parts_of([call.output for call in record.calls], samples, record.sample.shape[1:])
         except ValueError as error:
-            raise ValueError(
-                f"pipe = {type(pipe).__name__}: {error} (given frames or tokens); such pipelines cannot be calibrated"
-            ) from None
-        guided = fitted(record.model_output[:samples], record.sample.shape[1:])
+            raise Unfit(f"{error} (given frames or tokens); such pipelines cannot be calibrated") from None
+        guided = networks.fitted(record.model_output[:samples], record.sample.shape[1:])
         for tried in guidances(parts, guided, settings):
             # In half precision several may come close: take the closest.
             distances = [deviation(guess, parts, guided) for guess in tried]
             if distances and min(distances) < 1.0:
                 return replace(tried[distances.index(min(distances))], embedded=embedded), samples
-    raise ValueError(
-        f"pipe = {type(pipe).__name__}: what it makes of {len(record.calls)} network calls on {total} rows for {rows} "
+    raise Unfit(
+        f"what it makes of {len(record.calls)} network calls on {total} rows for {rows} "
         "states is neither the network's output nor classifier-free guidance; only these two can be calibrated"
     )
 
 
-def time_of(pipe: Any, steps: Sequence[Recorded], calls: Sequence[Asked]) -> Time:
+def time_of(steps: Sequence[Recorded], calls: Sequence[Asked]) -> Time:
     """The time a network is told, in one call a step, as a function of the scheduler's timesteps."""
     t = torch.tensor([step.timestep for step in steps], dtype=torch.float64)
     told = torch.stack([call.time.double().flatten()[0].cpu() for call in calls])
     for call in calls:
         if not bool((call.time == call.time.flatten()[0]).all()):
-            raise ValueError(
-                f"pipe = {type(pipe).__name__}: its network is told several times at once (frames or tokens that are "
+            raise Unfit(
+                "its network is told several times at once (frames or tokens that are "
                 "given, not made); only pipelines that make all of them can be calibrated"
             )
     slope = float((told[0] - told[-1]) / (t[0] - t[-1]))
@@ -352,13 +368,13 @@ def time_of(pipe: Any, steps: Sequence[Recorded], calls: Sequence[Asked]) -> Tim
                 late, early = (Time(unit, offset, tuple(time.shape[1:]), dtype, early) for early in (False, True))
                 # In half precision a unit in the last place is several timesteps: what fits bitwise goes first.
                 return early if torch.equal(early(t).double(), told) else late
-    raise ValueError(
-        f"pipe = {type(pipe).__name__}: its network is told the times {[f'{x:.4g}' for x in told.tolist()]} at the "
+    raise Unfit(
+        f"its network is told the times {[f'{x:.4g}' for x in told.tolist()]} at the "
         f"scheduler's timesteps {[f'{x:.4g}' for x in t.tolist()]}, which no affine function gives"
     )
 
 
-def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
+def inputs_of(call: Asked, scaled: Tensor, copies: int) -> Inputs:
     """How a call was given the state."""
     given, states = call.state, torch.cat([scaled.to(call.state.dtype)] * copies)
     shape = tuple(given.shape[1:])
@@ -374,23 +390,20 @@ def inputs_of(pipe: Any, call: Asked, scaled: Tensor, copies: int) -> Inputs:
             part = given.narrow(axis, rest if first else 0, n)
             if close(part, states, tolerance):
                 return Inputs(shape, given.narrow(axis, 0 if first else n, rest).clone(), axis, first, call.listed)
-    raise ValueError(
-        f"pipe = {type(pipe).__name__}: its network is not given the state, {tuple(scaled.shape[1:])}, but something "
+    raise Unfit(
+        f"its network is not given the state, {tuple(scaled.shape[1:])}, but something "
         f"else made from it, {shape} (given frames, masks, patches); such pipelines cannot be calibrated"
     )
 
 
-def rebuild(pipe: Any, steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layout | None) -> Guided:
+def rebuild(steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layout | None) -> Guided:
     """The network's calls of a step as a function of state and time."""
-    name = f"pipe = {type(pipe).__name__}"
     if len(steps) < 2:
-        raise ValueError(
-            f"{name}: one of its networks is asked in {len(steps)} recorded steps, need 2; move the boundary"
-        )
-    guidance, samples = guidance_of(pipe, steps[0], settings)
+        raise Unfit(f"one of its networks is asked in {len(steps)} recorded steps, need 2; move the boundary")
+    guidance, samples = guidance_of(steps[0], settings)
     if layout is None:
-        raise ValueError(
-            f"{name}: its state has shape {tuple(steps[0].sample.shape[1:])} and cannot be told to be a signal or "
+        raise Unfit(
+            f"its state has shape {tuple(steps[0].sample.shape[1:])} and cannot be told to be a signal or "
             "the tokens of an image; leave out latents, or calibrate a pipeline that packs its own"
         )
 
@@ -404,10 +417,10 @@ def rebuild(pipe: Any, steps: Sequence[Recorded], settings: Mapping[str, Any], l
             asked[0].conditions,
             copies,
             samples,
-            time_of(pipe, steps, asked),
+            time_of(steps, asked),
             asked[0].state.device,
             asked[0].state.dtype,
-            inputs_of(pipe, asked[0], steps[0].scaled[:samples], copies),
+            inputs_of(asked[0], steps[0].scaled[:samples], copies),
             side=call([found.side for found in asked]),
         )
 
@@ -415,21 +428,19 @@ def rebuild(pipe: Any, steps: Sequence[Recorded], settings: Mapping[str, Any], l
     return Guided(tuple(found for found in made if found is not None), guidance, layout=layout)
 
 
-def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded]) -> None:
+def check_step(network: Guided, i: int, steps: Sequence[Recorded]) -> None:
     """Refuse a rebuilt network whose arguments or outputs are not what the pipeline had in step i."""
-    name, record, samples = f"pipe = {type(pipe).__name__}", steps[i], network.calls[0].batch
+    record, samples = steps[i], network.calls[0].batch
     if i and not torch.equal(steps[i - 1].result[:samples].to(record.sample.dtype), record.sample[:samples]):
-        raise ValueError(
-            f"{name}: changes the state between steps (blends in a known image, or adds noise), which a calibration "
+        raise Unfit(
+            "changes the state between steps (blends in a known image, or adds noise), which a calibration "
             "cannot follow; use a network that takes the known image as an input"
         )
     if any(call.module is not asked.module for call, asked in zip(network.calls, record.calls, strict=False)):
-        raise ValueError(
-            f"{name}: its networks take turns otherwise than by the time; such pipelines cannot be calibrated"
-        )
+        raise Unfit("its networks take turns otherwise than by the time; such pipelines cannot be calibrated")
     if len(record.calls) != len(network.calls):
-        raise ValueError(
-            f"{name}: calls its network {len(network.calls)} times in the first step and {len(record.calls)} times in "
+        raise Unfit(
+            f"calls its network {len(network.calls)} times in the first step and {len(record.calls)} times in "
             f"step {i + 1} of {len(steps)}; only steps that are all alike can be calibrated"
         )
     for call, asked in with_sides(zip(network.calls, record.calls, strict=True)):
@@ -439,23 +450,21 @@ def check_step(pipe: Any, network: Guided, i: int, steps: Sequence[Recorded]) ->
             if key not in asked.conditions or not same(call.conditions.get(key), asked.conditions[key])
         ]
         if changed:
-            raise ValueError(
-                f"{name}: the network's argument {sorted(changed)[0]} changes from step to step (a ControlNet that "
+            raise Unfit(
+                f"the network's argument {sorted(changed)[0]} changes from step to step (a ControlNet that "
                 "guesses or acts in some steps, or a condition that depends on the time), which a calibration cannot "
                 "follow"
             )
-        made = inputs_of(pipe, asked, record.scaled[:samples], call.copies)
+        made = inputs_of(asked, record.scaled[:samples], call.copies)
         assert call.inputs is not None, "recorded calls have inputs"
         if not same(made.extra, call.inputs.extra):
-            raise ValueError(
-                f"{name}: what it joins to the state changes from step to step, which a calibration cannot follow"
-            )
+            raise Unfit("what it joins to the state changes from step to step, which a calibration cannot follow")
     shape = record.sample.shape[1:]
     parts = parts_of([asked.output for asked in record.calls], samples, shape)
-    guided = fitted(record.model_output[:samples], shape)
+    guided = networks.fitted(record.model_output[:samples], shape)
     if len(parts) != network.guidance.copies or deviation(network.guidance, parts, guided) >= 1.0:
-        raise ValueError(
-            f"{name}: its guidance changes from step to step (in step {i + 1} of {len(steps)} it is not that of the "
+        raise Unfit(
+            f"its guidance changes from step to step (in step {i + 1} of {len(steps)} it is not that of the "
             "first), which a calibration cannot follow"
         )
 
@@ -468,28 +477,28 @@ def with_sides(calls: Iterable[tuple[Call, Asked]]) -> Iterator[tuple[Call, Aske
             yield call.side, asked.side
 
 
-def check_network(pipe: Any, network: Guided, record: Recorded) -> None:
+def check_network(network: Guided, record: Recorded) -> None:
     """Refuse a network that answers differently when it is asked again."""
     for call, asked in with_sides(zip(network.calls, record.calls, strict=True)):
         arguments = asked.arguments()
 
         def flat(output: Any) -> Tensor:
-            return torch.cat([tensor.flatten().float() for tensor in leaves(output)])
+            return torch.cat([tensor.flatten().float() for tensor in networks.leaves(output)])
 
-        recorded, dtype = flat(asked.output), leaves(asked.output)[0].dtype
+        recorded, dtype = flat(asked.output), networks.leaves(asked.output)[0].dtype
         with torch.no_grad():
-            outputs = [call.module(**{**copied(arguments), "return_dict": False}) for _ in "ab"]
+            outputs = [call.module(**{**networks.copied(arguments), "return_dict": False}) for _ in "ab"]
         again, once_more = (flat(output)[: len(recorded)] for output in outputs)
         noise = float((again - once_more).norm() / recorded.norm().clamp(min=1e-12))
         gap = float((again - recorded).norm() / recorded.norm().clamp(min=1e-12))
         if not gap <= 4.0 * noise + max(torch.finfo(dtype).eps, 1e-5) or noise > 0.05:
-            raise ValueError(
-                f"pipe = {type(pipe).__name__}: its network, asked again, is off by {max(gap, noise):.1%}; networks "
+            raise Unfit(
+                f"its network, asked again, is off by {max(gap, noise):.1%}; networks "
                 "must be in evaluation mode, and the pipeline must not change them while it runs"
             )
 
 
-def dealing(pipe: Any, network: Guided, record: Recorded, batch: int) -> Guided:
+def dealing(network: Guided, record: Recorded, batch: int) -> Guided:
     """The rebuilt network with its conditions dealt out so that each sample gets its own in batches of any size."""
     samples = network.calls[0].batch
     rows = (samples - 1,) if samples > 1 or batch == 1 else (0, 0)
@@ -499,8 +508,8 @@ def dealing(pipe: Any, network: Guided, record: Recorded, batch: int) -> Guided:
     for call, asked in zip(network.calls, record.calls, strict=True):
         expected = torch.cat([part[list(rows)] for part in parts_of([asked.output], samples, x.shape[1:])])
         # Batches of another size round differently; the conditions of another sample are far off.
-        tolerance = max(256.0 * torch.finfo(fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
-        for tables, pick in itertools.product((False, True), PICKS):
+        tolerance = max(256.0 * torch.finfo(networks.fitted(asked.output, x.shape[1:]).dtype).eps, 1e-3)
+        for tables, pick in itertools.product((False, True), networks.PICKS):
             chosen = call.dealing(pick, tables=tables)
             try:
                 with torch.no_grad():
@@ -511,8 +520,8 @@ def dealing(pipe: Any, network: Guided, record: Recorded, batch: int) -> Guided:
                 calls.append(chosen)
                 break
         else:
-            raise ValueError(
-                f"pipe = {type(pipe).__name__}: its network's conditions cannot be dealt out to batches of other "
+            raise Unfit(
+                "its network's conditions cannot be dealt out to batches of other "
                 "sizes; such pipelines cannot be calibrated"
             )
     return replace(network, calls=tuple(calls))
@@ -527,7 +536,7 @@ def channels_of(pipe: Any, module: nn.Module) -> list[int]:
 
     autoencoders = [pipe.components.get(name) for name in ("vae", "movq", "vqvae")]
     latent = [n for part in autoencoders for n in found(part, "latent_channels", "z_dim")]
-    return latent or found(uncompiled(module), "in_channels", "out_channels")
+    return latent or found(networks.uncompiled(module), "in_channels", "out_channels")
 
 
 def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
@@ -554,7 +563,6 @@ def chunks(call: Mapping[str, Any], batch: int) -> list[dict[str, Any]]:
 
 def record(pipe: Any, scheduler: Any, call: Mapping[str, Any]) -> Recording:
     """Run a pipeline once and record it."""
-    name = f"pipe = {type(pipe).__name__}"
     recording = Recording(pipe)
     before = pipe.scheduler
     pipe.scheduler = scheduler
@@ -563,17 +571,25 @@ def record(pipe: Any, scheduler: Any, call: Mapping[str, Any]) -> Recording:
             pipe(**call)
     except Exception as error:
         why = f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"
-        raise ValueError(f"{name}: does not run with {type(scheduler).__name__} and these arguments ({why})") from error
+        raise Unfit(f"does not run with {type(scheduler).__name__} and these arguments ({why})") from error
     finally:
         pipe.scheduler = before
     if len(recording.steps) < 2 or not all(step.calls for step in recording.steps):
-        raise ValueError(f"{name}: did not call its network and its scheduler in each of at least two steps")
+        raise Unfit("did not call its network and its scheduler in each of at least two steps")
     return recording
 
 
 def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Capture:
     """Run a few steps of a pipeline and rebuild its denoiser."""
-    module, name = network_of(pipe), f"pipe = {type(pipe).__name__}"
+    try:
+        return captured(pipe, scheduler, batch, call)
+    except Unfit as error:
+        raise ValueError(f"pipe = {type(pipe).__name__}: {error}") from error
+
+
+def captured(pipe: Any, scheduler: Any, batch: int, call: Mapping[str, Any]) -> Capture:
+    """As `capture`; what is wrong with the pipeline is said without its name."""
+    module = network_of(pipe)
     for key, still in CHANGING.items():
         if call.get(key, still[0]) not in still:
             raise ValueError(f"{key} = {call[key]!r}: changes what a step does within a run; leave it out to calibrate")
@@ -592,27 +608,35 @@ def capture(pipe: Any, scheduler: Any, *, batch: int = 16, **call: Any) -> Captu
         recording = record(pipe, scheduler, part)
         steps = recording.steps
         settings = {key: p.default for key, p in signature.parameters.items()} | part
-        layout = layout_from(steps[0].sample.shape[1:], channels_of(pipe, module), recording.packed)
+        layout = networks.layout_from(steps[0].sample.shape[1:], channels_of(pipe, module), recording.packed)
         stages = [(steps, settings)]
         if below:
             second = {**settings, "guidance_scale": settings.get("guidance_scale_2") or settings.get("guidance_scale")}
             stages = [([step for step in steps if step.timestep >= below], settings)]
             stages += [([step for step in steps if step.timestep < below], second)]
-        networks = [rebuild(pipe, stage, given, layout) for stage, given in stages]
+        rebuilt = [rebuild(stage, given, layout) for stage, given in stages]
         for i, step in enumerate(steps):
-            check_step(pipe, networks[-1 if below > step.timestep else 0], i, steps)
+            check_step(rebuilt[-1 if below > step.timestep else 0], i, steps)
         if first is None:
             first = steps[0]
-            check_network(pipe, networks[0], steps[0])
-            check_network(pipe, networks[-1], steps[-1])
-        networks = [dealing(pipe, one, stage[-1], batch) for one, (stage, _) in zip(networks, stages, strict=True)]
-        network = replace(networks[0], later=networks[1], below=below) if below else networks[0]
+            check_network(rebuilt[0], steps[0])
+            check_network(rebuilt[-1], steps[-1])
+        rebuilt = [dealing(one, stage[-1], batch) for one, (stage, _) in zip(rebuilt, stages, strict=True)]
+        network = replace(rebuilt[0], later=rebuilt[1], below=below) if below else rebuilt[0]
         if parts and any(
             (a.guidance, a.layout) != (b.guidance, b.layout)
             for a, b in ((network, parts[0]), (network.at(-1.0), parts[0].at(-1.0)))
         ):
-            raise ValueError(f"{name}: guidance or resolution differ from prompt to prompt; calibrate them apart")
+            raise Unfit("guidance or resolution differ from prompt to prompt; calibrate them apart")
         parts.append(network)
     assert first is not None, "a call has at least one part"
     assert parts[0].layout is not None, "a recorded state has a layout"
-    return Capture(family_of(scheduler), tuple(parts), parts[0].layout.shape, first.sample.device, batch)
+    family, network = family_of(scheduler), parts[0]
+    facts: dict[str, Any] = {"pipeline": type(pipe).__name__, "guidance": asdict(network.guidance)}
+    if isinstance(family, VariancePreserving):
+        facts["prediction"] = family.config["prediction_type"]  # hosts that ask for σ must know it
+    if network.later is not None:
+        facts |= {"guidance_later": asdict(network.later.guidance), "boundary": pipe.config["boundary_ratio"]}
+    if side := network.calls[0].side:
+        facts["controlnet_scale"] = strengths(side.conditions)
+    return Capture(family, tuple(parts), parts[0].layout.shape, first.sample.device, batch, facts)

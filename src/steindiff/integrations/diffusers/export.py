@@ -3,7 +3,7 @@ r"""The networks of the zoo as diffusers pipelines, to be saved, loaded and samp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +16,9 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from steindiff.calibration import Calibration
-from steindiff.integrations.diffusers.networks import Guidance, denoiser
+from steindiff.integrations.diffusers.networks import Guidance, denoiser, identify
 from steindiff.integrations.diffusers.pipelines import scheduler_for, stabilize
 from steindiff.integrations.diffusers.schedulers import PUBLIC
-from steindiff.integrations.identity import identify
 from steindiff.model import Model
 from steindiff.solvers import DPMSolverMultistep
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise
@@ -53,19 +52,9 @@ class ZooUNet2DModel(ModelMixin, ConfigMixin):  # type: ignore[misc]
         time_shift: float = 0.0,
     ) -> None:
         super().__init__()
-        self.network = UNet(
-            UNetConfig(
-                shape=tuple(shape),  # type: ignore[arg-type]
-                num_classes=num_classes,
-                channels=tuple(channels),
-                blocks=blocks,
-                attention=tuple(attention),
-                head=head,
-                embedding=embedding,
-                groups=groups,
-                octaves=tuple(octaves),  # type: ignore[arg-type]
-            )
-        )
+        given: dict[str, Any] = {field.name: self.config[field.name] for field in fields(UNetConfig)}
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list | tuple)}
+        self.network = UNet(UNetConfig(**{**given, **lists}))
 
     def forward(
         self, sample: Tensor, timestep: Tensor | float, class_labels: Tensor | None = None, return_dict: bool = True
@@ -157,6 +146,6 @@ def export(network: EDMPrecond | VPNoise, calibration: Calibration | None = None
         first = torch.zeros(1, dtype=torch.int64, device=unet.device)  # the label of seed 0
         own = denoiser(unet, pipe.scheduler, class_labels=first)
         calibration.check(Model(own, calibration.levels.schedule, network.shape, device=unet.device))
-        known = {"network": identify(unet), "guidance": Guidance().describe()}
+        known = {"network": identify(unet), "guidance": asdict(Guidance())}
         stabilize(pipe, replace(calibration, conditions={**calibration.conditions, **known}))
     return pipe

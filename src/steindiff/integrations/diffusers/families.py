@@ -25,19 +25,9 @@ import torch
 from torch import Tensor
 
 from steindiff._discovery import named
-from steindiff.denoisers import (
-    X0,
-    Denoiser,
-    DynamicThreshold,
-    EDMDenoiser,
-    Epsilon,
-    FlowVelocity,
-    Preconditioned,
-    StaticThreshold,
-    Velocity,
-)
+from steindiff.denoisers import X0, Denoiser, EDMDenoiser, Epsilon, FlowVelocity, Preconditioned, Prediction, Velocity
 from steindiff.denoisers.base import Network
-from steindiff.denoisers.prediction import Prediction
+from steindiff.denoisers.wrappers import DynamicThreshold, StaticThreshold
 from steindiff.levels import Level, Levels
 from steindiff.schedules import EDM, Discrete, Flow, Schedule
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
@@ -186,15 +176,11 @@ def alpha_bars(scheduler: Any) -> Tensor:
     return bars
 
 
-def settings_of(scheduler: Any) -> dict[str, Any]:
-    """A scheduler's configuration without the settings of other classes it carries along."""
-    own = inspect.signature(type(scheduler).__init__).parameters
-    return {name: value for name, value in scheduler.config.items() if name in own}
-
-
 def family_of(scheduler: Any) -> Family:
     """The family of a diffusers scheduler, stock or ours."""
-    config, name = settings_of(scheduler), type(scheduler).__name__
+    own, name = inspect.signature(type(scheduler).__init__).parameters, type(scheduler).__name__
+    # Schedulers carry along the settings of other classes they were made from.
+    config = {key: value for key, value in scheduler.config.items() if key in own}
     if hasattr(scheduler, "precondition_noise") and "sigma_data" in config:
         # What EDM networks are told is 0 at σ = 1, what Stable Audio's are told is 1/2.
         told = float(scheduler.precondition_noise(torch.tensor(1.0)))
@@ -262,31 +248,35 @@ def converted(scheduler: Any, host: type[Any], **settings: Any) -> Any:
     )
 
 
+def settings_of(solver: Solver) -> dict[str, Any] | None:
+    """The settings with which a scheduler runs a solver; any other would mean another step. None: no scheduler does."""
+    if isinstance(solver, DPMSolverMultistep):
+        fixed = {"algorithm_type": "dpmsolver++", "solver_type": "midpoint", "euler_at_final": False}
+        return {**fixed, "solver_order": solver.nominal_order, "lower_order_final": solver.lower_order_final}
+    if isinstance(solver, UniPCBh1 | UniPCBh2) and solver.corrector:
+        kind = "bh1" if isinstance(solver, UniPCBh1) else "bh2"
+        fixed = {"predict_x0": True, "solver_p": None, "disable_corrector": [], "solver_type": kind}
+        return {**fixed, "solver_order": solver.predictor_order, "lower_order_final": solver.lower_order_final}
+    return {} if isinstance(solver, Heun) else None
+
+
+def required(config: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse settings under which a correction of the step would not mean what it was calibrated to mean."""
+    for key, value in settings.items():
+        if config[key] != value:
+            raise ValueError(f"{key} = {config[key]!r}: a corrected scheduler allows only {value!r}")
+
+
 def dpm_solver(config: Mapping[str, Any]) -> Solver:
     """DPM-Solver++ as a configuration describes it."""
-    require(config, "algorithm_type", "dpmsolver++")
-    require(config, "solver_type", "midpoint")
-    require(config, "euler_at_final", False)
-    return DPMSolverMultistep(config["solver_order"], lower_order_final=config["lower_order_final"])
+    solver = DPMSolverMultistep(config["solver_order"], lower_order_final=config["lower_order_final"])
+    required(config, settings_of(solver) or {})
+    return solver
 
 
 def unipc_solver(config: Mapping[str, Any]) -> Solver:
     """UniPC as a configuration describes it."""
-    require(config, "predict_x0", True)
-    require(config, "solver_p", None)
-    require(config, "disable_corrector", [])
-    if config["solver_type"] == "bh1":
-        require(config, "final_sigmas_type", "sigma_min")
-    scale = named("solver_type", config["solver_type"], {"bh1": UniPCBh1, "bh2": UniPCBh2})
-    return scale(config["solver_order"], lower_order_final=config["lower_order_final"])
-
-
-def heun_solver(config: Mapping[str, Any]) -> Solver:
-    """Heun's method, which has no settings."""
-    return Heun()
-
-
-def require(config: Mapping[str, Any], key: str, value: Any) -> None:
-    """Refuse a setting under which a correction of the step would not mean what it was calibrated to mean."""
-    if config[key] != value:
-        raise ValueError(f"{key} = {config[key]!r}: a corrected scheduler allows only {value!r}")
+    kind = named("solver_type", config["solver_type"], {"bh1": UniPCBh1, "bh2": UniPCBh2})
+    solver = kind(config["solver_order"], lower_order_final=config["lower_order_final"])
+    required(config, (settings_of(solver) or {}) | ({"final_sigmas_type": "sigma_min"} if kind is UniPCBh1 else {}))
+    return solver

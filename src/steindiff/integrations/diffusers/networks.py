@@ -1,19 +1,23 @@
-r"""diffusers models as plain functions of state and time."""
+r"""diffusers models as plain functions of state and time.
+
+Also how pipelines keep a state, and which network a calibration belongs to, told from its architecture and a few
+projections of its weights.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from steindiff._serialization import decode
 from steindiff.denoisers.base import Denoiser
 from steindiff.integrations.diffusers.families import family_of
-from steindiff.integrations.diffusers.layouts import Layout
-from steindiff.integrations.identity import uncompiled
 
 SHARED = frozenset({"img_ids", "txt_ids", "position_ids", "control_hidden_states_scale"})
 """Arguments that are tables of positions or layers, the same for all samples, however many rows they have."""
@@ -118,6 +122,90 @@ def fitted(output: Any, shape: Sequence[int]) -> Tensor:
     if tuple(out.shape[1:]) != tuple(shape):
         raise ValueError(f"the network answers {tuple(out.shape[1:])} for a state of {tuple(shape)}")
     return out
+
+
+@dataclass(frozen=True)
+class Tokens:
+    r"""Transformers such as Flux keep a latent `(C, *, H, W)` as tokens, each a p×p patch of all channels."""
+
+    shape: tuple[int, ...]
+    patch: int
+
+    @property
+    def _grid(self) -> tuple[int, int, int, int]:
+        """C, F and the number of patches in height and width."""
+        c, *frames, h, w = self.shape
+        return c, math.prod(frames), h // self.patch, w // self.patch
+
+    def unpack(self, tokens: Tensor) -> Tensor:
+        """Tokens `(B, F·H·W/p², C·p²)` to latents `(B, *shape)`."""
+        (c, f, h, w), p = self._grid, self.patch
+        grid = tokens.reshape(len(tokens), f, h, w, c, p, p)
+        return grid.permute(0, 4, 1, 2, 5, 3, 6).reshape(len(tokens), *self.shape)
+
+    def pack(self, latents: Tensor) -> Tensor:
+        """Latents `(B, *shape)` to tokens `(B, F·H·W/p², C·p²)`."""
+        (c, f, h, w), p = self._grid, self.patch
+        grid = latents.reshape(len(latents), c, f, h, p, w, p)
+        return grid.permute(0, 2, 3, 5, 1, 4, 6).reshape(len(latents), f * h * w, c * p**2)
+
+
+@dataclass(frozen=True)
+class ChannelsAt:
+    """The state's channels are not its first axis but axis `axis`, as where frames come first or channels last."""
+
+    shape: tuple[int, ...]
+    axis: int = 0
+
+    def unpack(self, state: Tensor) -> Tensor:
+        """The state with channels first; the state itself where they already are."""
+        return state.movedim(1 + self.axis, 1)
+
+    def pack(self, latents: Tensor) -> Tensor:
+        """Undo `unpack`."""
+        return latents.movedim(1, 1 + self.axis)
+
+
+Layout = Tokens | ChannelsAt
+
+
+def layout_of(state: Sequence[int], shape: Sequence[int]) -> Layout:
+    """How a state of shape `state` stands for samples of shape `shape`, both without the batch axis."""
+    state, shape = tuple(state), tuple(shape)
+    for axis in range(len(state)):
+        if (*shape[1 : axis + 1], shape[0], *shape[axis + 1 :]) == state:
+            return ChannelsAt(shape, axis)
+    if len(state) == 2 and len(shape) in (3, 4):
+        (n, k), (c, *_, h, w) = state, shape
+        p = round((k / c) ** 0.5)
+        if p > 0 and k == c * p * p and h % p == w % p == 0 and n * k == math.prod(shape):
+            return Tokens(shape, p)
+    raise ValueError(f"sample: one has shape {state}, but the calibration is for {shape} (another resolution or model)")
+
+
+def layout_from(
+    state: Sequence[int], channels: Sequence[int], packed: Iterable[tuple[Tensor, Tensor]]
+) -> Layout | None:
+    """The layout of a recorded state, found by what the pipeline itself did; None if it cannot be told.
+
+    `packed` are latents that the pipeline made tokens of, and the tokens; `channels` how many a sample may have.
+    """
+    state = tuple(state)
+    for latents, tokens in packed:
+        if tuple(tokens.shape[1:]) != state:
+            continue
+        for shape in (latents.shape[1:], [n for n in latents.shape[1:] if n > 1]):
+            try:
+                layout = layout_of(state, shape)
+            except ValueError:
+                continue
+            if torch.equal(layout.pack(latents.reshape(len(latents), *shape)), tokens):
+                return layout
+    axes = [axis for axis, n in enumerate(state) if n in channels]
+    if not axes and len(state) == 2:
+        return None  # tokens or a signal: an image's tokens must never be taken for channels
+    axis = axes[0] if axes else 0
+    return layout_of(state, (state[axis], *state[:axis], *state[axis + 1 :]))
 
 
 @dataclass(frozen=True)
@@ -271,10 +359,6 @@ class Guidance:
             guided = self.rescale * matched + (1.0 - self.rescale) * guided
         return self.sign * guided
 
-    def describe(self) -> dict[str, Any]:
-        """What a calibration records."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Guided:
@@ -342,3 +426,61 @@ def denoiser(module: nn.Module, scheduler: Any, **conditions: Any) -> Denoiser:
     """
     rows = {len(value) for value in conditions.values() if isinstance(value, Tensor) and value.ndim}
     return family_of(scheduler).denoiser(Guided((Call(module, conditions, batch=max(rows, default=1)),)))
+
+
+SAMPLED = 16
+"""How many of a network's parameters are looked at."""
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, or the module itself."""
+    inner: nn.Module = getattr(module, "_orig_mod", module)
+    return inner
+
+
+def weights_of(module: nn.Module, name: str) -> Tensor:
+    """A parameter's values, also where they have been moved out of the module (sequential offload)."""
+    *path, leaf = name.split(".")
+    owner = module.get_submodule(".".join(path))
+    value: Tensor = getattr(owner, leaf)
+    if not value.is_meta:
+        return value
+    hook = getattr(owner, "_hf_hook", None)
+    for candidate in (hook, *getattr(hook, "hooks", ())):
+        store = getattr(candidate, "weights_map", None)
+        if store is not None:
+            kept: Tensor = store[leaf]
+            return kept
+    raise ValueError(f"network: its parameter {name} holds no values (meta device)")
+
+
+def identify(module: nn.Module) -> dict[str, Any]:
+    """Class and projections of a network, as a calibration records them.
+
+    The projections (random signs on the first 4,096 numbers of 16 matrices) survive half precision, another device,
+    compilation and offloading up to rounding.
+    """
+    module = uncompiled(module)
+    # Matrices only: the weights of normalisations are near 1 in every network.
+    names = [name for name, parameter in module.named_parameters() if parameter.ndim > 1]
+    chosen = [names[k * (len(names) - 1) // max(1, SAMPLED - 1)] for k in range(min(SAMPLED, len(names)))]
+    generator = torch.Generator().manual_seed(16)
+    signs = torch.randint(0, 2, (4096,), generator=generator).double() * 2 - 1
+    projections = []
+    for name in chosen:
+        values = weights_of(module, name).detach().flatten()[:4096].double().cpu()
+        projections.append(float(f"{float(values @ signs[: len(values)]) / len(values) ** 0.5:.6g}"))
+    return {"class": type(module).__name__, "weights": projections}
+
+
+def check_identity(known: dict[str, Any], module: nn.Module, tolerance: float = 0.02) -> None:
+    """Refuse a network that is not the one `identify` recorded, up to a relative `tolerance` for half precision."""
+    found, fields = identify(module), decode("network", known, dict[str, Any])
+    name = decode("network.class", fields.get("class"), str)
+    weights = decode("network.weights", fields.get("weights"), tuple[float, ...])
+    if found["class"] != name or len(found["weights"]) != len(weights):
+        raise ValueError(f"network: the calibration was measured on {name}, the pipeline has {found['class']}")
+    a, b = torch.tensor(found["weights"]), torch.tensor(weights)
+    gap = float((a - b).norm() / b.norm().clamp(min=1e-12))
+    if not gap <= tolerance:  # NaN is not close
+        raise ValueError(f"network: its weights differ by {gap:.1%} from those the calibration was measured on")

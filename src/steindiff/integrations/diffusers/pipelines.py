@@ -3,6 +3,7 @@ r"""Calibrating a pipeline, and sampling with it afterwards.
     calibration = calibrate(pipe, prompts, nfe=8)
     with stabilize(pipe, calibration):
         images = pipe(prompts, num_inference_steps=8).images
+    write(report(pipe, calibration, prompts), folder)
 
 A calibration is for one network, solver, number of steps, resolution and guidance. What can be compared is compared:
 the network when the calibration is installed, the steps when a run is set up, resolution and guidance at every step:
@@ -29,33 +30,20 @@ from torch import Tensor, nn
 
 from steindiff._progress import bar
 from steindiff._serialization import decode
+from steindiff._version import __version__
 from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
 from steindiff.calibration import Calibration, CalibrationSet, check_calibration
 from steindiff.grids.rules import Explicit, LogSNR
-from steindiff.integrations.diffusers.capture import Capture, capture, chunks, deviation, modules_of, parts_of
-from steindiff.integrations.diffusers.families import (
-    ArctanFamily,
-    EDMFamily,
-    FlowMatching,
-    VariancePreserving,
-    converted,
-    family_of,
-)
-from steindiff.integrations.diffusers.networks import Guidance, answer
-from steindiff.integrations.diffusers.schedulers import (
-    Corrected,
-    SteinDPMSolverMultistepScheduler,
-    SteinEDMDPMSolverMultistepScheduler,
-    SteinHeunDiscreteScheduler,
-    SteinUniPCMultistepScheduler,
-    flow_settings,
-)
-from steindiff.integrations.identity import check_identity, identify
-from steindiff.levels import Level
+from steindiff.integrations.diffusers import families, schedulers
+from steindiff.integrations.diffusers.capture import capture, chunks, deviation, modules_of, parts_of, strengths
+from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
+from steindiff.integrations.diffusers.networks import Guidance, answer, check_identity, identify
+from steindiff.integrations.diffusers.schedulers import Corrected, flow_settings
 from steindiff.loop import StepInfo
 from steindiff.model import Model
-from steindiff.reference import ReferenceRun, reference_run
+from steindiff.reference import reference_run
+from steindiff.report import Entry, Report, of_images
 from steindiff.sampler import levels_for
 from steindiff.search import Search
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh1, UniPCBh2
@@ -71,26 +59,14 @@ SAID = 2**30
 
 def host_of(solver: Solver, *, edm: bool) -> tuple[type[Any], dict[str, Any]]:
     """The scheduler class that runs `solver`, and the settings that make it do so."""
+    settings = families.settings_of(solver) or {}
     if isinstance(solver, DPMSolverMultistep):
-        settings = {
-            "algorithm_type": "dpmsolver++",
-            "solver_type": "midpoint",
-            "euler_at_final": False,
-            "solver_order": solver.nominal_order,
-            "lower_order_final": solver.lower_order_final,
-        }
-        return SteinEDMDPMSolverMultistepScheduler if edm else SteinDPMSolverMultistepScheduler, settings
+        edm_host, host = schedulers.SteinEDMDPMSolverMultistepScheduler, schedulers.SteinDPMSolverMultistepScheduler
+        return edm_host if edm else host, settings
     if isinstance(solver, UniPCBh1 | UniPCBh2) and solver.corrector and not edm:
-        settings = {
-            "predict_x0": True,
-            "disable_corrector": [],
-            "solver_type": "bh1" if isinstance(solver, UniPCBh1) else "bh2",
-            "solver_order": solver.predictor_order,
-            "lower_order_final": solver.lower_order_final,
-        }
-        return SteinUniPCMultistepScheduler, settings
+        return schedulers.SteinUniPCMultistepScheduler, settings
     if isinstance(solver, Heun) and not edm:
-        return SteinHeunDiscreteScheduler, {}
+        return schedulers.SteinHeunDiscreteScheduler, settings
     allowed = "DPMSolverMultistep" if edm else "DPMSolverMultistep, UniPCBh1 and UniPCBh2 with corrector, Heun"
     raise ValueError(f"solver must be one of {allowed} with this scheduler's family, got {solver!r}")
 
@@ -125,13 +101,7 @@ def scheduler_for(scheduler: Any, solver: Solver, calibration: Calibration | Cal
 
 def default_solver(scheduler: Any) -> Solver:
     """The solver a pipeline already uses if there is a corrected scheduler for it, else DPM-Solver++(2M)."""
-    hosts: tuple[type[Any], ...] = (
-        SteinDPMSolverMultistepScheduler,
-        SteinEDMDPMSolverMultistepScheduler,
-        SteinUniPCMultistepScheduler,
-        SteinHeunDiscreteScheduler,
-    )
-    for host in hosts:
+    for host in schedulers.HOSTS:
         if isinstance(scheduler, host.stock):
             try:
                 found: Solver = host.solver(scheduler.config)
@@ -151,10 +121,10 @@ class Enough(Exception):
     """A pipeline has said all it was asked for."""
 
 
-def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Level, ...]:
-    """Where the pipeline itself would step, with its own scheduler, sigmas and shift; none where that is not known.
+def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, ...]:
+    """Where the pipeline itself would step, with its own scheduler, sigmas and shift: a rival to beat.
 
-    It is run up to its first step, on one prompt.
+    It is run up to its first step, on one prompt. Empty where its levels are not known.
     """
 
     def stop(*args: Any, **kwargs: Any) -> None:
@@ -165,22 +135,16 @@ def own_levels(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Level, .
     try:
         pipe(**{**chunks(call, 1)[0], "num_inference_steps": steps, "output_type": "latent"})
     except Enough:
-        family = family_of(scheduler)
-        if hasattr(scheduler, "sigmas"):
-            return family.levels(scheduler)[:-1]
-        return tuple(map(family.schedule.level, sorted(set(scheduler.timesteps.tolist()), reverse=True)))
-    except Exception:  # this pipeline cannot run with so few steps: there is nothing to beat
         pass
+    except Exception:  # this pipeline cannot run with so few steps: there is nothing to beat
+        return ()
     finally:
         pipe.scheduler = before
-    return ()
-
-
-def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, ...]:
-    """The pipeline's own levels, as a rival its calibration must beat; none where they are not known."""
-    schedule = family_of(pipe.scheduler).schedule
+    family = family_of(scheduler)
+    schedule = family.schedule
     try:
-        levels = own_levels(pipe, steps, call)
+        times = sorted(set(scheduler.timesteps.tolist()), reverse=True)
+        levels = family.levels(scheduler)[:-1] if hasattr(scheduler, "sigmas") else tuple(map(schedule.level, times))
         # Flow pipelines begin at pure noise, where α = 0: the schedule begins a thousandth later.
         grid = Explicit(tuple(min(schedule.time(max(level.lam, -700.0)), schedule.t_max) for level in levels))
         grid(schedule, steps)
@@ -250,8 +214,7 @@ def calibrate(
     budgets = [nfe] if isinstance(nfe, int) else sorted(set(nfe))
     solver = solver or default_solver(pipe.scheduler)
     scheduler = scheduler_for(pipe.scheduler, solver)
-    captured = capture(pipe, scheduler, batch=batch, **call)
-    model = model_of(pipe, captured)
+    model = capture(pipe, scheduler, batch=batch, **call).model()
     # Only some hosts can begin below the first level: pipelines begin with unit noise.
     late = hasattr(type(scheduler).stock, "init_noise_sigma")
     search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
@@ -259,9 +222,15 @@ def calibrate(
     announce(model, recipe, budgets, batch)
     made = []
     with shown(progress, recipe.steps + sum(work(recipe, n) + n * n / 2 for n in budgets)) as stage:
-        reference = traced(model, recipe, batch, stage(recipe.steps))
+        traced = stage(recipe.steps)
+
+        def step(info: StepInfo) -> bool | None:
+            return traced(Progress("reference", info.i + 1, info.steps))
+
+        reference = reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
         for n in budgets:
-            rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps_of(solver, model, n), call))
+            steps = levels_for(solver, LogSNR(to_zero=True), model.schedule.finite_start(), n).steps
+            rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps, call))
             planned, told = replace(recipe, rivals=rivals), stage(work(recipe, n))
             found = calibrate_solver(model, n, solver, recipe=planned, reference=reference, batch=batch, callback=told)
             if found.provenance["stopped"]:
@@ -271,31 +240,6 @@ def calibrate(
     known = {name: identify(module) for name, module in modules_of(pipe).items()}
     made = [replace(one, conditions={**one.conditions, **known}) for one in made]
     return made[0] if isinstance(nfe, int) else CalibrationSet(tuple(made))
-
-
-def model_of(pipe: Any, captured: Capture, name: str = "") -> Model:
-    """What was captured of a pipeline as a model; its own scheduler says what the network predicts."""
-    conditions = sum(part.calls[0].batch for part in captured.parts)
-    model = Model(
-        captured.denoiser,
-        captured.family.schedule,
-        captured.shape,
-        device=captured.device,
-        name=name or type(pipe).__name__,
-        condition=lambda seed: seed % conditions,
-    ).trust()
-    facts: dict[str, Any] = {  # a pipeline is known by more than its denoiser can say
-        "pipeline": type(pipe).__name__,
-        "guidance": captured.network.guidance.describe(),
-    }
-    if isinstance(captured.family, VariancePreserving):
-        facts["prediction"] = captured.family.config["prediction_type"]  # hosts that ask for σ must know it
-    if later := captured.network.later:
-        facts |= {"guidance_later": later.guidance.describe(), "boundary": pipe.config["boundary_ratio"]}
-    if side := captured.network.calls[0].side:
-        facts["controlnet_scale"] = strengths(side.conditions)
-    vars(model)["conditions"] = facts
-    return model
 
 
 def pictures(pipe: Any, shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor] | None, int]:
@@ -318,20 +262,6 @@ def pictures(pipe: Any, shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor
         return torch.cat([coder.decode(z / factor + shift).sample.float() for z in parts])
 
     return decode, settings.out_channels
-
-
-def traced(model: Model, recipe: Recipe, batch: int, told: Told) -> ReferenceRun:
-    """The fine trajectory of a recipe's seeds."""
-
-    def step(info: StepInfo) -> bool | None:
-        return told(Progress("reference", info.i + 1, info.steps))
-
-    return reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
-
-
-def steps_of(solver: Solver, model: Model, nfe: int) -> int:
-    """How many steps a run of `nfe` evaluations has."""
-    return levels_for(solver, LogSNR(to_zero=True), model.schedule.finite_start(), nfe).steps
 
 
 def work(recipe: Recipe, nfe: int) -> int:
@@ -423,9 +353,7 @@ class GuidanceGuard:
         known = guidance_known(self.armed, self._answering)
         measured = self.armed.conditions.get("controlnet_scale")
         if control != measured:
-            raise ValueError(
-                f"controlnet_conditioning_scale: measured with {measured} in every step, this run has {control}"
-            )
+            raise ValueError(f"controlnet_conditioning_scale: measured with {measured}, this run has {control}")
         if self._embedded != known.embedded:
             raise ValueError(f"guidance: measured with {known.embedded} as an input, this run has {self._embedded}")
         total = sum(map(len, outputs))
@@ -460,12 +388,6 @@ def called(
     watching = guard()
     if watching is not None:
         watching.answered(module, kwargs, output)
-
-
-def strengths(arguments: Mapping[str, Any]) -> list[float]:
-    """How strongly ControlNets act, as their arguments say."""
-    given = arguments.get("conditioning_scale", 1.0)
-    return [float(scale) for scale in (given if isinstance(given, list | tuple) else [given])]
 
 
 def guidance_known(calibration: Calibration, name: str = "guidance") -> Guidance:
@@ -523,9 +445,7 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
     if calibration is None:
         carried = pipe.scheduler.config.get("stein_calibration")
         if carried is None:
-            raise ValueError(
-                "calibration = None: the pipeline's scheduler carries none either; make one with calibrate"
-            )
+            raise ValueError("calibration = None: the pipeline's scheduler carries none; make one with calibrate")
         calibration = CalibrationSet.from_dict(carried)
     guard = None
     if check:
@@ -563,4 +483,56 @@ def check_network(calibration: Calibration, pipe: Any) -> None:
         )
 
 
-__all__ = ["HOST_RECIPE", "Stabilized", "calibrate", "scheduler_for", "stabilize"]
+def report(
+    pipe: Any,
+    calibration: Calibration | CalibrationSet,
+    prompts: Sequence[str] | None = None,
+    *,
+    seeds: Sequence[int] = range(8),
+    many: int = 24,
+    progress: bool = True,
+    **call: Any,
+) -> Report:
+    """Run a pipeline on the same seeds plain, calibrated and with many steps; `steindiff.report.write` writes the page.
+
+    The pipeline decodes, so its images may have any size. Plain is the calibration's solver on the pipeline's own grid.
+
+    Args:
+        pipe: the pipeline; it is left as it was.
+        calibration: of it; of a set, every number of evaluations is shown.
+        prompts: dealt out by seed, and shown as captions; None as in `calibrate`.
+        seeds: one image each, none of those it was calibrated on.
+        many: steps of the last row, to which the distance of the others is given.
+        progress: show a bar with the time left.
+        call: arguments of the pipeline's call, those it was calibrated with.
+    """
+    if prompts is not None:
+        call["prompt"] = list(prompts)
+    parts, before, known = chunks(call or {"batch_size": 1}, 1), pipe.scheduler, all_of(calibration)
+
+    def images(steps: int) -> list[Any]:
+        found = []
+        for i, seed in enumerate(seeds):
+            generator = torch.Generator().manual_seed(int(seed))
+            made = pipe(**parts[i % len(parts)], num_inference_steps=steps, generator=generator)
+            if not hasattr(made, "images"):
+                raise ValueError(f"pipe = {type(pipe).__name__}: makes no images but {', '.join(made)}")
+            found.append(made.images[0])
+            advance(steps)
+        return found
+
+    steps = [one.levels.steps for one in known]
+    entries = []
+    with bar("sampling", len(seeds) * (many + 2 * sum(steps)), shown=progress) as advance:
+        try:
+            pipe.scheduler = scheduler_for(before, known[0].solver)
+            entries += [Entry("plain", one.nfe, images(one.levels.steps)) for one in known]
+            entries.append(Entry(f"many steps ({many})", many, images(many), reference=True))
+        finally:
+            pipe.scheduler = before
+        with stabilize(pipe, calibration):
+            entries[-1:-1] = [Entry("calibrated", one.nfe, images(one.levels.steps)) for one in known]
+    captions = [str(prompts[i % len(prompts)]) for i in range(len(seeds))] if prompts else []
+    name = type(pipe).__name__
+    settings = {"pipeline": name, "solver": repr(known[0].solver), "steindiff": __version__}
+    return of_images(entries, seeds, title=f"{name}: plain, calibrated", captions=captions, settings=settings)

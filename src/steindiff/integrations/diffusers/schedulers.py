@@ -43,11 +43,11 @@ from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers.base import Denoiser
-from steindiff.integrations.diffusers.families import dpm_solver, family_of, heun_solver, unipc_solver
-from steindiff.integrations.diffusers.layouts import layout_of
+from steindiff.integrations.diffusers.families import dpm_solver, family_of, unipc_solver
+from steindiff.integrations.diffusers.networks import layout_of
 from steindiff.levels import Level, Levels
-from steindiff.probes.modes import Analytic
-from steindiff.solvers import Solver
+from steindiff.probes.hutchinson import Analytic
+from steindiff.solvers import Heun, Solver
 from steindiff.tableau import Proposal, Row, Step, Tableau
 
 if TYPE_CHECKING:
@@ -81,13 +81,6 @@ ANALYTICAL = Relaxation(probe=Analytic(), per_sample=True, normalised=True)
 On x/α, since the terms in 1/α of the paper's own coordinates are noise where α is small (docs/reproduction.md)."""
 
 
-def relaxed(i: int, x: Tensor, candidate: Tensor, levels: Levels) -> Tensor:
-    """The candidate of step i relaxed, (1 − γ) x + γ T: the weight of x in T is σ_t/σ_s in all hosts here."""
-    slope = levels[i + 1].sigma / levels[i].sigma
-    nobody = cast(Denoiser, None)  # a scheduler has no network, and this step asks none
-    return ANALYTICAL(PrecomputedStep(Tableau((), Row(x=slope)), nobody, candidate=candidate), x, levels, i).x
-
-
 class Corrected:
     """What a corrected scheduler adds to a stock one. Children say where a step is complete; see the module's text."""
 
@@ -116,9 +109,7 @@ class Corrected:
         """As in diffusers; the configuration of a flow-matching scheduler gives one for flow matching."""
         if isinstance(config, Mapping) and "shift" in config and "beta_schedule" not in config:
             if "use_flow_sigmas" not in inspect.signature(cls.stock.__init__).parameters:
-                raise ValueError(
-                    f"config must not be of a FlowMatch scheduler: {cls.stock.__name__} knows no flow matching"
-                )
+                raise ValueError(f"config must not be a FlowMatch one: {cls.stock.__name__} knows no flow matching")
             kwargs = {**flow_settings(config), **kwargs}
         return super().from_config(config, return_unused_kwargs, **kwargs)  # type: ignore[misc]
 
@@ -208,7 +199,10 @@ class Corrected:
         if isinstance(self._stein_rule, Replay):
             made = self._stein_rule.apply(i, state, given, self._stein_levels, denoised, self._stein_start)
         else:
-            made = relaxed(i, state, given, self._stein_levels)
+            # (1 − γ) x + γ T; the weight of x in T is σ_t/σ_s in all hosts here.
+            nobody = cast(Denoiser, None)  # a scheduler has no network, and this step asks none
+            step = PrecomputedStep(Tableau((), Row(x=t.sigma / s.sigma)), nobody, candidate=given)
+            made = self._stein_rule(step, state, self._stein_levels, i).x
         if made is given:
             return candidate
         return layout.pack(made / self._stein_unit(t)).to(candidate.dtype)
@@ -514,5 +508,7 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
 
 SteinDPMSolverMultistepScheduler = corrected(DPMSolverMultistepScheduler, CorrectedMultistep, dpm_solver)
 SteinUniPCMultistepScheduler = corrected(UniPCMultistepScheduler, CorrectedUniPC, unipc_solver)
-SteinHeunDiscreteScheduler = corrected(HeunDiscreteScheduler, CorrectedHeun, heun_solver)
+SteinHeunDiscreteScheduler = corrected(HeunDiscreteScheduler, CorrectedHeun, lambda config: Heun())
 SteinEDMDPMSolverMultistepScheduler = corrected(EDMDPMSolverMultistepScheduler, CorrectedEDM, dpm_solver)
+HOSTS: list[type[Any]] = [SteinDPMSolverMultistepScheduler, SteinUniPCMultistepScheduler]
+HOSTS += [SteinHeunDiscreteScheduler, SteinEDMDPMSolverMultistepScheduler]

@@ -1,27 +1,47 @@
-r"""Local Lipschitz constants along a trajectory, by power iteration on JᵀJ, and what they certify (Prop. 4.1)."""
+r"""Diagnostics: what the steps of a run do to errors, measured along it; each as data and as a plot on given axes.
+
+Local Lipschitz constants, by power iteration on JᵀJ, what they certify (Prop. 4.1), and the relaxation's γ (Thm 4.7).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from steindiff._checks import at_least
+from steindiff.averages import ratio_error
 from steindiff.corrections.base import WithHook
+from steindiff.corrections.relaxation import stein_numerator
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
-from steindiff.probes._pullback import Function, pullback, traced
-from steindiff.probes.base import flat_step
-from steindiff.probes.hutchinson import pushforward
+from steindiff.probes._pullback import Function, proposed, pullback
+from steindiff.probes.base import Probe, dot
+from steindiff.probes.hutchinson import VJP, pushforward
 from steindiff.solvers.base import Solver
 from steindiff.tableau import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = [
+    "Certificate",
+    "Lipschitz",
+    "SteinGamma",
+    "certificate",
+    "difference",
+    "lipschitz",
+    "operator_norm",
+    "plot_certificate",
+    "plot_gammas",
+    "plot_lipschitz",
+    "sampled_gammas",
+]
 
 Push = Callable[[Function, Tensor, Tensor], Tensor]
 """A way to compute Jv for a function, a point and a direction, all `(B, *)`."""
@@ -93,8 +113,7 @@ def lipschitz(
 
     Other arguments as in `operator_norm`.
     """
-    if every < 1:
-        raise ValueError(f"every must be >= 1, got {every}")
+    at_least("every", every, 1)
     norm = partial(operator_norm, generator=generator, iterations=iterations, tolerance=tolerance, push=push)
 
     def noise(z: Tensor, level: Level) -> Tensor:
@@ -114,7 +133,7 @@ def lipschitz(
 
 def candidate(step: Step, x: Tensor) -> Tensor:
     """T alone, and the refusal of a network without a gradient where one is asked for."""
-    return (traced(partial(flat_step, step), x) if x.requires_grad else flat_step(step, x))[0]
+    return proposed(step, x).candidate
 
 
 def plot_lipschitz(data: Lipschitz, axes: Axes, label: str = "$L_T$") -> None:
@@ -126,10 +145,7 @@ def plot_lipschitz(data: Lipschitz, axes: Axes, label: str = "$L_T$") -> None:
         data.sigma, values.amin(1).tolist(), values.amax(1).tolist(), color=line.get_color(), alpha=0.2, linewidth=0
     )
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set(xlabel="$\\sigma$", ylabel="local Lipschitz constant of the step", xscale="log", yscale="log")
-    if not axes.xaxis_inverted():
-        axes.invert_xaxis()
-    axes.legend()
+    _over_sigma(axes, "local Lipschitz constant of the step", "log")
 
 
 @dataclass(frozen=True)
@@ -186,6 +202,53 @@ def plot_certificate(data: Certificate, axes: Axes) -> None:
     axes.plot(data.sigma, data.bound, "o-", label="bound from $L_D$")
     axes.plot(data.sigma, data.noise_bound, "s--", label="bound from $L_\\epsilon$")
     axes.axhline(1.0, color="black", linewidth=0.8, label="contraction")
-    axes.set(xlabel="$\\sigma$", ylabel="bound on $L_T$", xscale="log", yscale="log")
-    axes.invert_xaxis()
+    _over_sigma(axes, "bound on $L_T$", "log")
+
+
+class SteinGamma(NamedTuple):
+    """The reference-free coefficient of one step: where it starts, γ, and its standard error."""
+
+    sigma: float
+    gamma: float
+    error: float
+
+
+def sampled_gammas(
+    denoiser: Denoiser,
+    x: Tensor,
+    levels: Levels,
+    solver: Solver,
+    generator: torch.Generator,
+    *,
+    probe: Probe | None = None,
+) -> tuple[SteinGamma, ...]:
+    """γ̃ (Thm 4.7) of every step of a plain run from `x`, `(B, *)`; steps from α = 0 have no Stein form: left out."""
+    found = []
+
+    def look(step: Step, x: Tensor, levels: Levels, i: int) -> None:
+        level = levels[i]
+        if level.alpha > 0.0:
+            probed = (probe or VJP())(step, x, level, generator)
+            u = x - probed.candidate
+            numerator = stein_numerator(dot(u, x), x[0].numel() - probed.divergence, level)
+            gamma, error = ratio_error(numerator, dot(u, u))
+            found.append(SteinGamma(level.sigma, float(gamma), float(error)))
+
+    sample(denoiser, x, levels, solver, WithHook(look))
+    return tuple(found)
+
+
+def plot_gammas(data: Sequence[SteinGamma], axes: Axes, style: str = "o-", label: str = "$\\gamma$") -> None:
+    """The coefficients over σ with two standard errors."""
+    errors = [2.0 * row.error for row in data]
+    sigma, values = [row.sigma for row in data], [row.gamma for row in data]
+    axes.errorbar(sigma, values, yerr=errors, fmt=style, capsize=3, label=label)
+    _over_sigma(axes, "$\\gamma$", "symlog", linthresh=1.0)
+
+
+def _over_sigma(axes: Axes, label: str, scale: Any, **settings: float) -> None:
+    axes.set(xlabel="$\\sigma$", ylabel=label, xscale="log")
+    axes.set_yscale(scale, **settings)
+    if not axes.xaxis_inverted():
+        axes.invert_xaxis()
     axes.legend()
