@@ -4,9 +4,10 @@
 
 Ten toys × every solver × 3 to 10 evaluations, with two iterations of the search on 48 seeds. The measures are the
 weighted mismatch to the fine trajectory of the same seeds and the honest distance, Fréchet to many-step samples of
-other seeds; each is taken on `BLOCKS` sets of seeds, so that chance can be told from loss. Cells are independent: what
-`--out` holds is not measured again. tests/test_search.py checks a sample of the cells. Writes
-`benchmarks/results/contract.json`.
+other seeds; each is taken on `BLOCKS` sets of seeds, so that chance can be told from loss. A distance below that of the
+many-step samples themselves counts as theirs: it is chance, too. Cells are independent: what `--out` holds is not
+measured again. Cells that break the contract are repeated with `MORE`. tests/test_search.py checks a sample of the
+cells. Writes `benchmarks/results/contract.json`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +55,8 @@ BLOCKS, BLOCK, FINE = 8, 256, 64
 ALLOWED, ERRORS = 1.01, 2.0
 """A cell breaks the contract where it is worse than this factor by more than so many standard errors."""
 RECIPE = sd.Recipe(seeds=range(10**6, 10**6 + 48), search=sd.Search(iterations=2))
+MORE = replace(RECIPE, seeds=range(10**6, 10**6 + 256), steps=48)
+"""More seeds and a finer trajectory: 48 cannot see what happens to one sample in a hundred, 24 steps err at 10 NFE."""
 TINY = 1e-4
 """Mismatches below a ten-thousandth of the energy, and distances below that of it, are not told apart."""
 
@@ -176,11 +180,17 @@ class Ground(NamedTuple):
     """What all cells of a toy share: its model, the calibration's reference, and what fresh seeds are judged by."""
 
     model: sd.Model
-    reference: sd.ReferenceRun
     seeds: range
     mismatches: list[Mismatch]
     targets: list[Moments]
     energy: float
+    fine: Tensor
+
+
+@cache
+def reference(toy: str, recipe: sd.Recipe) -> sd.ReferenceRun:
+    """The fine trajectory all calibrations of a toy share."""
+    return sd.reference_run(ground(toy).model, recipe.seeds, steps=recipe.steps, batch=len(recipe.seeds))
 
 
 @cache
@@ -192,8 +202,7 @@ def ground(toy: str) -> Ground:
     blocks = zip(fine.samples.split(BLOCK), [seeds[i : i + BLOCK] for i in range(0, len(seeds), BLOCK)], strict=True)
     mismatches = [Mismatch(fine.basis, goal, Groups.of([model.condition_of(s) for s in own])) for goal, own in blocks]
     targets = [Moments.of(block) for block in apart.split(BLOCK)]
-    reference = sd.reference_run(model, RECIPE.seeds, steps=RECIPE.steps, batch=len(RECIPE.seeds))
-    return Ground(model, reference, seeds, mismatches, targets, float(apart.var(0).sum()))
+    return Ground(model, seeds, mismatches, targets, float(apart.var(0).sum()), fine.samples)
 
 
 def measured(known: Ground, x: Tensor) -> Tensor:
@@ -201,6 +210,13 @@ def measured(known: Ground, x: Tensor) -> Tensor:
     rows = zip(known.mismatches, known.targets, x.split(BLOCK), strict=True)
     found = [(j(block), frechet_distance(t, Moments.of(block.flatten(1))) / known.energy) for j, t, block in rows]
     return torch.tensor(found, dtype=torch.float64).T
+
+
+@cache
+def floor(toy: str) -> Tensor:
+    """What the many-step samples of the same seeds measure, `(2, BLOCKS)`."""
+    known = ground(toy)
+    return measured(known, known.fine)
 
 
 def broken(made: Tensor, plain: Tensor) -> bool:
@@ -216,17 +232,18 @@ def plain(known: Ground, cell: Cell, grid: str) -> Tensor:
     return sd.Sampler(cell.solver, sd.Levels(levels, schedule))(known.model, known.seeds, batch=len(known.seeds)).x
 
 
-def measure(cell: Cell) -> dict[str, Any]:
+def measure(cell: Cell, recipe: sd.Recipe = RECIPE) -> dict[str, Any]:
     """The record of a cell: what was kept, and by each measure the calibrated and the best plain value."""
     known = ground(cell.toy)
-    calibration = sd.calibrate(known.model, cell.nfe, cell.solver, recipe=RECIPE, reference=known.reference)
+    fine = reference(cell.toy, recipe)
+    calibration = sd.calibrate(known.model, cell.nfe, cell.solver, recipe=recipe, reference=fine)
     made = measured(known, calibration.sampler()(known.model, known.seeds, batch=len(known.seeds)).x)
     rivals = [measured(known, plain(known, cell, grid)) for grid in GRIDS]
     record: dict[str, Any] = {"kept": calibration.provenance["kept"]}
     for k, name in enumerate(MEASURES):
         best = min((rival[k] for rival in rivals), key=lambda blocks: float(blocks.mean()))
         record[name] = [float(f"{float(blocks.mean()):.4g}") for blocks in (made[k], best)]
-        if broken(made[k], best):
+        if broken(made[k], best.maximum(floor(cell.toy)[k])):
             record["broken"] = [*record.get("broken", ()), name]
     return record | {"network_calls": calibration.provenance["network_calls"]}
 
@@ -236,9 +253,9 @@ def name_of(cell: Cell) -> str:
     return f"{cell.toy} | {cell.solver} | {cell.nfe}"
 
 
-def named(cell: Cell) -> tuple[str, dict[str, Any]]:
+def named(cell: Cell, recipe: sd.Recipe = RECIPE) -> tuple[str, dict[str, Any]]:
     """A cell's key and record."""
-    return name_of(cell), measure(cell)
+    return name_of(cell), measure(cell, recipe)
 
 
 def ratio(record: dict[str, Any], name: str) -> float:
@@ -271,10 +288,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
-    records = json.loads(arguments.out.read_text())["records"] if arguments.out.exists() else {}
+    known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    records, again = known.get("records", {}), known.get("broken, repeated", {})
     facts = {
         "seed": SEED,
         "calibration seeds": [RECIPE.seeds[0], len(RECIPE.seeds)],
+        "calibration seeds of what is repeated": [MORE.seeds[0], len(MORE.seeds)],
         "fresh seeds": [FRESH, BLOCKS * BLOCK],
         "seeds of the own distance": [OTHERS, BLOCKS * BLOCK],
         "nfe": [*BUDGETS],
@@ -282,14 +301,21 @@ def main() -> None:
         "matrix": len(cells()),
         **machine("cpu"),
     }
-    missing = [cell for cell in cells() if name_of(cell) not in records]
+
+    def save() -> None:
+        parts = {"summary": summary(records), "broken, repeated": again, "records": dict(sorted(records.items()))}
+        write_json(arguments.out, {**facts, **parts})
+
     with multiprocessing.get_context("spawn").Pool(arguments.jobs, torch.set_num_threads, (1,)) as pool:
-        for name, record in pool.imap_unordered(named, missing):
-            records[name] = record
-            print(name, json.dumps(record), flush=True)
-            write_json(arguments.out, {**facts, "summary": summary(records), "records": dict(sorted(records.items()))})
-            if time.monotonic() > until:
-                break  # leaving the pool ends it
+        for found, recipe in ((records, RECIPE), (again, MORE)):
+            wanted = [cell for cell in cells() if recipe is RECIPE or "broken" in records.get(name_of(cell), ())]
+            missing = [cell for cell in wanted if name_of(cell) not in found]
+            for name, record in pool.imap_unordered(partial(named, recipe=recipe), missing):
+                found[name] = record
+                print(name, json.dumps(record), flush=True)
+                save()
+                if time.monotonic() > until:
+                    return  # leaving the pool ends it
 
 
 if __name__ == "__main__":

@@ -109,11 +109,6 @@ def fashion() -> str:
     return rows(["Fashion-MNIST, 10,000 samples", "NFE", "own", "own, second features", "spread"], body)
 
 
-def heading(nfe: int) -> str:
-    """These were run before two differences became the default from five steps on."""
-    return f"{nfe} NFE, one difference" if nfe >= 5 else f"{nfe} NFE"
-
-
 def fifty_thousand() -> str:
     found = {r["nfe"]: r for r in LARGE if r["method"] != "teacher"}
     body = [
@@ -121,27 +116,46 @@ def fifty_thousand() -> str:
         for key, title in (("own", "own"), ("fid", "FID"))
     ]
     many = teacher(LARGE)
-    table = rows(["DPM-Solver++(2M), 50,000 samples", *(heading(nfe) for nfe in sorted(found))], body)
+    table = rows(["DPM-Solver++(2M), 50,000 samples", *(f"{nfe} NFE" for nfe in sorted(found))], body)
     return f"{table}\n\nThe model itself: own {many['own']:.2f}, FID {many['fid']:.2f}."
 
 
 def ablation() -> str:
-    """The default and its changes; rows measured from a base of one difference say so."""
-    base = "one difference"
-    names = ["calibrated", "no search", base, *(name for name in ABLATIONS if name not in ("no search", base))]
-    titles = {"calibrated": "the default, two differences", "no search": "no search", base: base}
+    """The default and its changes, one at a time."""
     body = [
         [
-            titles.get(name, f"{base}, {name}"),
+            "the default" if name == "calibrated" else name,
             *(
                 number(cell(SMALL, name, 5), key, digits)
                 for key, digits in (("own", 2), ("fid", 2), ("psnr", 1), ("spread", 3))
             ),
         ]
-        for name in names
+        for name in ("calibrated", *ABLATIONS)
         if cell(SMALL, name, 5)
     ]
     return rows(["5 NFE", "own", "FID", "PSNR", "spread"], body)
+
+
+VARIANTS = {
+    "cifar10-guidance-2": "guidance 2",
+    "cifar10-guidance-4": "guidance 4",
+    "cifar10-bf16": "bfloat16",
+    "cifar10-int8": "int8",
+}
+
+
+def variants() -> str:
+    """The CIFAR-10 network under guidance and in other precisions: own distances over their floors, and spread."""
+    found = [r for r in records("variants.json") if r["model"] in VARIANTS]
+    body = []
+    for model, nfe in dict.fromkeys((r["model"], r["nfe"]) for r in found if r["method"] != "teacher"):
+        same = {r["method"]: r for r in found if r["model"] == model and r["nfe"] in (nfe, 35)}
+        floor = same["teacher"]["own"]
+        best = min((same[grid] for grid in ("edm", "logsnr")), key=lambda r: r["own"])
+        line = [f"{VARIANTS[model]}, {same['teacher']['samples']:,} samples", str(nfe), f"{floor:.2f}"]
+        line += [f"{r['own'] / floor:.2f} ({r['spread']:.2f})" for r in (best, same["calibrated"], same["transferred"])]
+        body.append(line)
+    return rows(["network", "NFE", "floor", "plain, better grid", "calibrated on it", "calibrated without"], body)
 
 
 def repeated() -> str:
@@ -154,7 +168,7 @@ def repeated() -> str:
             values = [r[key] for r in kept]
             line.append(f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}")
         body.append(line)
-    return rows(["5 NFE, one difference", "own", "FID", "spread"], body)
+    return rows(["5 NFE", "own", "FID", "spread"], body)
 
 
 def curve(path: Path) -> None:
@@ -180,6 +194,7 @@ def main() -> None:
             ("headline", headline),
             ("solvers", solvers),
             ("fashion", fashion),
+            ("variants", variants),
             ("large", fifty_thousand),
             ("ablation", ablation),
             ("repeated", repeated),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +68,41 @@ def test_pictures_cannot_unpack_to_more_than_an_image(tmp_path: Path):
         lambda: next(Folder(tmp_path / "png").batches(1)),
     ):
         assert refusal(look, ValueError)
+
+
+def tiled_tiff(tile: int) -> bytes:
+    """A grey image of 16 × 16 pixels in one tile, packed; a large one may unpack to what it claims, and need not."""
+    data = zlib.compress(bytes(256))
+    tags = {256: 16, 257: 16, 258: 8, 259: 8, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def test_tiles_are_images_too(tmp_path: Path):
+    """Before, 240 kB took 244 MB."""
+    for tile, refused in ((16, False), (16_000, True)):
+        (tmp_path / "a.tif").write_bytes(tiled_tiff(tile))
+        said = refusal(lambda: next(Folder(tmp_path).batches(1)), ValueError)
+        assert ("16000 × 16000 pixels are too many" in (said or "")) == refused
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "I;16"), ("TIFF", "F"), ("WEBP", "RGB")])
+def test_the_largest_pictures_fit(tmp_path: Path, kind: str, mode: str):
+    """Before, a WebP of a kilobyte took 300 MB, and a TIFF of numbers 240."""
+    path = tmp_path / f"a.{kind.lower()}"
+    packed = {"TIFF": {"compression": "tiff_deflate"}, "WEBP": {"lossless": True}}.get(kind, {})
+    for side, refused in ((3546, False), (3547, True)):
+        Image.new(mode, (side, side)).save(path, kind, **packed)
+        assert path.stat().st_size < 2**20
+        said = refusal(lambda: next(Folder(tmp_path).batches(1)), ValueError)
+        assert ("pixels are too many" in (said or "")) == refused
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_are_unpacked_bit_by_bit(tmp_path: Path, packing: int):
+    """Before, a bzip2 archive of a kilobyte took 873 MB: how much it unpacks at once has no bound."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as archive, archive.open("images.npy", "w") as file:
+        np.lib.format.write_array(file, np.zeros((2, 4, 5, 3), np.uint8))
+    said = refusal(lambda: next(Archive(tmp_path / "a.npz").batches(1)), ValueError)
+    assert said is not None
+    assert "images.npy must be stored or deflated" in said

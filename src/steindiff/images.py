@@ -114,10 +114,15 @@ def decode(file: Path) -> np.ndarray:
     """The pixels of an image, bytes `(H, W, 3)`."""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            # Four bytes a pixel and pointers of every row, twice, while it is converted; then the bytes, twice.
-            if image.height * (14 * image.width + 32) > 3 * LARGEST:
-                raise ValueError(f"{image.width} × {image.height} pixels are too many")
-            return np.array(image.convert("RGB"))
+            tags = getattr(image, "tag_v2", {})  # of a TIFF, whose tiles are unpacked whole, however small the image
+            width, height = (max(n, tags.get(tag, 0)) for n, tag in ((image.width, 322), (image.height, 323)))
+            # Decoders keep canvases of their own (WebP: 16 bytes a pixel in all) and two pointers to every row; the
+            # bytes are there three times while they leave PIL.
+            if height * (16 * width + 32) > 3 * LARGEST:
+                raise ValueError(f"{width} × {height} pixels are too many")
+            converted = image.convert("RGB")
+        del image
+        return np.array(converted)
     except Exception as error:  # decoders of damaged files end in anything
         raise ValueError(f"image {file}: cannot be read ({error})") from error
 
@@ -158,6 +163,8 @@ class Archive:
             with zipfile.ZipFile(self.path) as archive:
                 names = archive.namelist()
                 name = "images.npy" if "images.npy" in names else names[0]
+                if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(f"{name} must be stored or deflated: other packings unpack to any size at once")
                 with archive.open(name) as file:
                     version = np.lib.format.read_magic(file)
                     if version not in HEADERS:

@@ -147,7 +147,7 @@ def test_calibrate_then_sample(steindiff, tmp_path):
     assert "guidance: measured with 1.0, asked for 2.0" in wrong.err
     for other, says in (
         ("--nfe 8 --solver ddim", "--solver and --nfe: the calibration decides; leave it out"),
-        (f"--calibration {path}", "a second --calibration: the calibration decides; leave it out"),
+        (f"--calibration {path}", "a second file: the calibration decides; leave it out"),
     ):
         wrong = steindiff(f"sample --model digits --calibration {path} {other} --out {tmp_path / 'other'}")
         assert (wrong.code, says in wrong.err) == (1, True)

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from safetensors.torch import save
 
-from damage import HOSTILE, JSON, edited, mutated, refusal
-from steindiff import _weights as weights
+from damage import HOSTILE, JSON, LARGE, edited, mutated, refusal
 from steindiff import bases, grids, sample, schedules, solvers
 from steindiff._checks import Within
 from steindiff._serialization import decode, from_config, parse_json, to_config, with_checksum
@@ -66,6 +66,7 @@ def test_what_is_written_is_read(name: str):
         assert all(type(a) is type(b) for a, b in zip(vars(again).values(), vars(thing).values(), strict=True))
 
 
+@pytest.mark.reader("descriptions")
 @pytest.mark.parametrize("name", TABLES)
 @given(data=st.data())
 def test_configs(name: str, data: st.DataObject):
@@ -139,11 +140,14 @@ def test_decode_names_the_field(change: dict[str, Any], message: str):
         decode("r", {"count": 1, "pair": [1, 1.0]}, Record)
 
 
+@pytest.mark.reader("descriptions")
 @given(data=st.data())
 def test_decode(data: st.DataObject):
-    refusal(lambda: decode("r", data.draw(mutated(GOOD) | JSON), Record), ValueError)
+    value = data.draw(mutated(GOOD) | JSON)
+    refusal(lambda: decode("r", value, Record), ValueError)
 
 
+@pytest.mark.reader("descriptions")
 @given(
     data=st.binary(max_size=60)
     | st.sampled_from([b"[" * 100_000, b"NaN", b"1e999", b"9" * 5000, b"\xff", b'"\\ud800"'])
@@ -193,6 +197,7 @@ def content(version: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.reader("calibrations")
 @pytest.mark.parametrize("version", [2, 3])
 @given(data=st.data())
 def test_calibrations_with_a_right_checksum(place: Path, version: int, data: st.DataObject):
@@ -221,7 +226,10 @@ def test_calibrations_of_both_formats_are_read(place: Path, version: int):
     assert [(w.rho, w.tau, w.gamma) for w in found.steps] == [(w.rho, w.tau, w.gamma) for w in known.steps]
 
 
+@pytest.mark.reader("calibrations")
 @given(data=st.binary(max_size=80), cut=st.integers(0, 2000))
+@example(LARGE[0], 0)
+@example(LARGE[1], 0)
 def test_calibration_bytes(place: Path, data: bytes, cut: int):
     path = place / "bytes.json"
     text = json.dumps(calibration().to_dict()).encode()
@@ -257,6 +265,7 @@ STATE = {"layers.0.weight": torch.eye(2), "layers.0.bias": torch.zeros(2), "scal
 ARGUMENTS = {"width": 2, "depth": 1, "names": ["x"]}
 
 
+@pytest.mark.reader("EDM networks")
 @given(
     arguments=mutated(ARGUMENTS) | st.just(ARGUMENTS),
     width=st.sampled_from([2, 10**5, 10**9]),
@@ -269,8 +278,7 @@ def test_edm_headers(place: Path, clone: Path, arguments: Any, width: int, depth
     if isinstance(arguments, dict) and arguments.get("width") == 2:
         arguments = {**arguments, "width": width, "depth": depth}
     path = place / "net.safetensors"
-    weights.write(path, STATE, {"class": name, "arguments": json.dumps(arguments)})
-    path.write_bytes(edited(path.read_bytes(), edits, 0))
+    path.write_bytes(edited(save(STATE, {"class": name, "arguments": json.dumps(arguments)}), edits, 0))
     found: list[torch.nn.Module] = []
     refusal(lambda: found.append(edm.load(path, source=clone)), (ValueError, RuntimeError))
     for network in found:  # arguments may be left out where they are the defaults
@@ -280,6 +288,7 @@ def test_edm_headers(place: Path, clone: Path, arguments: Any, width: int, depth
         }
 
 
+@pytest.mark.reader("identities of networks")
 @given(known=mutated(identify(NETWORK)) | JSON | HOSTILE)
 def test_identities_of_networks(known: Any):
     refusal(lambda: check_identity(known, NETWORK), ValueError)

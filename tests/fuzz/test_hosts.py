@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,7 @@ def written(nodes: ModuleType) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.reader("ComfyUI inputs")
 @given(name=NAMES)
 def test_names_of_calibrations(nodes: ModuleType, written: dict[str, Any], name: Any):
     """Nothing beside the two folders is read, stat'ed or named as a target."""
@@ -65,6 +67,7 @@ def test_names_of_calibrations(nodes: ModuleType, written: dict[str, Any], name:
     refusal(lambda: loader.IS_CHANGED(name), ValueError)
 
 
+@pytest.mark.reader("ComfyUI inputs")
 @given(
     changes=st.dictionaries(st.sampled_from([*COUNTS, "solver", "name", "existing"]), HOSTILE, min_size=1, max_size=2)
 )
@@ -78,6 +81,7 @@ def test_inputs_of_calibrate(nodes: ModuleType, written: dict[str, Any], changes
     refusal(lambda: sampler.get_sampler(changes.get("solver", "auto")), (ValueError, TypeError))
 
 
+@pytest.mark.reader("ComfyUI inputs")
 @given(data=st.data(), deep=st.booleans())
 def test_calibrations_of_nodes(nodes: ModuleType, written: dict[str, Any], data: st.DataObject, deep: bool):
     """A damaged file with a right checksum is refused or used, also where only the record of the model is damaged."""
@@ -104,6 +108,35 @@ def test_calibrations_of_nodes(nodes: ModuleType, written: dict[str, Any], data:
     refusal(lambda: node.calibrate(guider=guider(), latent_image=LATENT, **inputs), ValueError)
 
 
+SIGMAS = st.lists(
+    st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-30, 1e-3, 0.5, 1.0, 14.6, 1e30])
+    | st.floats(width=32),
+    max_size=4,
+)
+
+
+@pytest.mark.reader("ComfyUI inputs")
+@given(sigmas=SIGMAS | SIGMAS.map(lambda given: sorted(given, reverse=True)), flow=st.booleans())
+def test_sigmas_of_samplers(nodes: ModuleType, sigmas: list[float], flow: bool):
+    """What is linked to a sampler is sampled on as it is, or refused."""
+    (sampler,) = nodes.NODE_CLASS_MAPPINGS["SteinDiffSampler"]().get_sampler("auto")
+    guider = comfy.CFGGuider(comfy.Patcher(comfy.BaseModel((comfy.FlowCONST if flow else comfy.DiscreteEPS)())))
+    x, found = torch.ones(1, *comfy.SHAPE), []
+    guider.inner_model = guider.model_patcher.model
+    model, extra = comfy.Wrapped(guider), {"denoise_mask": None}
+    refusal(
+        lambda: found.append(
+            sampler.sampler_function(model, x, torch.tensor(sigmas), extra, disable=True, **sampler.extra_options)
+        ),
+        ValueError,
+    )
+    for out in found:
+        assert len(sigmas) < 2 or (
+            sigmas == sorted(set(sigmas), reverse=True) and 0.0 <= sigmas[-1] <= sigmas[0] < math.inf
+        )
+        assert out.isfinite().all()
+
+
 SCHEDULERS = {
     "DPMSolverMultistepScheduler": DPMSolverMultistep(2),
     "UniPCMultistepScheduler": UniPCBh2(2),
@@ -125,6 +158,7 @@ def config_of(name: str) -> dict[str, Any]:
 CONFIGS = {name: config_of(name) for name in SCHEDULERS}
 
 
+@pytest.mark.reader("diffusers schedulers")
 @pytest.mark.parametrize("name", SCHEDULERS)
 @given(data=st.data())
 def test_calibrations_in_schedulers(name: str, data: st.DataObject):
@@ -145,6 +179,7 @@ def test_calibrations_in_schedulers(name: str, data: st.DataObject):
         refusal(run, (ValueError, RuntimeError))
 
 
+@pytest.mark.reader("diffusers schedulers")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in stock schedulers
 @pytest.mark.parametrize("name", SCHEDULERS)
 @given(data=st.data())

@@ -552,6 +552,14 @@ def test_a_calibration_of_another_class_is_refused():
         HOSTS["edm"].stein(stein_calibration=calibration_for(host.stein(), host.solver))
 
 
+@four
+def test_a_number_in_a_configuration_takes_no_memory(host: Host):
+    """Before, a solver order of 2³¹ took 17 GB: stock schedulers make a list of that length."""
+    for key in {"num_train_timesteps", "solver_order"} & set(host.stock().config):
+        with pytest.raises(ValueError, match=rf"{key} must be >= .* and <= 1e\+06, got 2147483648"):
+            host.stein.from_config({key: 2**31})
+
+
 def test_a_damaged_configuration_is_refused(tmp_path):
     host = HOSTS["dpm"]
     stein = host.stein(stein_calibration=calibration_for(host.stein(), host.solver))

@@ -276,6 +276,9 @@ def test_misuse_is_refused():
         sample_steindiff(host, x, given, conditions={"cfg": 7.5}, **run)
     with pytest.raises(ValueError, match=r"levels\[1\].*noise must strictly decrease"):
         sample_steindiff(host, x, given.flip(0))
+    for bad in (math.nan, math.inf, -1.0):  # before, NaN and negative levels were taken for 0
+        with pytest.raises(ValueError, match=rf"sigmas must be finite and >= 0, got \[20\.0, {bad}\]"):
+            sample_steindiff(host, x, torch.tensor([20.0, bad]))
     with pytest.raises(ValueError, match=r"sigmas must be a list of noise levels \(n,\), got shape \(1, 6\)"):
         sample_steindiff(host, x, given[None])
     with pytest.raises(ValueError, match="sigma_min must be > 0 and below sigma_max"):

@@ -120,8 +120,10 @@ def hosted(denoiser: HostDenoiser, shape: Sequence[int], sigma_min: float, sigma
 
 def levels_of(sigmas: Tensor, *, flow: bool = False) -> Levels:
     r"""The levels a host means by its `sigmas`, `(n,)`: strictly decreasing, usually ending in 0."""
-    schedule = Flow() if flow else EDM()
-    return Levels(tuple(schedule.level(s) if s > 0.0 else schedule.clean() for s in sigmas.double().tolist()), schedule)
+    schedule, values = Flow() if flow else EDM(), sigmas.double().tolist()
+    if not all(0.0 <= s < math.inf for s in values):
+        raise ValueError(f"sigmas must be finite and >= 0, got {values}")
+    return Levels(tuple(schedule.level(s) if s > 0.0 else schedule.clean() for s in values), schedule)
 
 
 def sigmas_of(calibration: Calibration) -> Tensor:

@@ -59,7 +59,7 @@ UNIT_NOISE = 0.99
 """Hosts whose first state is unit noise whatever the schedule may begin where σ is no less than this."""
 
 MOST_TIMES = 10**6
-"""Training times of a scheduler: it makes tables of that length."""
+"""Training times of a scheduler, and any other whole number: it makes tables and lists of that length."""
 
 PUBLIC = "steindiff.integrations.diffusers"
 """Where the classes say they live: pipelines record it and look for `SchedulerMixin` there when they are loaded."""
@@ -437,6 +437,8 @@ def corrected(stock: type[Any], host: type[Corrected], solver: Callable[[Mapping
         calibration, analytical = given.pop("stein_calibration", None), given.pop("stein_analytical", False)
         count = given.get("num_train_timesteps", 1000)
         Within(1, MOST_TIMES)("num_train_timesteps", integer("num_train_timesteps", count))
+        for key in (key for key, value in given.items() if isinstance(value, int)):
+            Within(-MOST_TIMES, MOST_TIMES)(key, given[key])
         try:
             initialise(**given)
             self._stein_setup(calibration, analytical)
