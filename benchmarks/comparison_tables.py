@@ -34,7 +34,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "IIA, better grid": ("iia-edm", "iia-logsnr"),
     "GITS": ("gits",),
     "GITS + AFS": ("gits-afs",),
-    "better order": ("dpm-v3", "dpm-v3-pseudo"),
+    "DPM-Solver-v3, better order": ("dpm-v3", "dpm-v3-pseudo"),
     "learned (training)": ("learned",),
     "**calibrated, no search**": ("no search",),
     "**calibrated, 64 seeds**": ("calibrated-64",),
