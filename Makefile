@@ -12,10 +12,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest -n auto -q
 
-# What depends on versions: the engine, calibration, files, commands, a host.
-CORE := tests/test_denoisers.py tests/test_sample.py tests/test_calibration.py tests/test_search.py tests/test_zoo.py \
-	tests/test_production.py tests/contracts/test_solvers.py tests/cli/test_commands.py \
-	tests/integrations/test_diffusers_schedulers.py
+# What depends on versions: the engine, probes, calibration, files, metrics, commands, a host.
+CORE := tests/test_denoisers.py tests/test_sample.py tests/test_probes.py tests/test_calibration.py tests/test_search.py \
+	tests/test_zoo.py tests/test_metrics.py tests/test_production.py tests/contracts/test_solvers.py \
+	tests/cli/test_commands.py tests/integrations/test_diffusers_schedulers.py
 
 # The lowest versions pyproject.toml allows; old packages warn about new ones, so warnings are no errors here.
 lowest:

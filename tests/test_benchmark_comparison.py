@@ -137,7 +137,7 @@ def test_tables_show_the_better_choice_and_mark_the_best_without_training():
     assert "| iPNDM | plain, better grid | – | – | 20.00 |" in table
     assert "| **calibrated** | – | – | **7.00** |" in table
     assert "| learned (training) | – | – | 6.00 |" in table
-    assert "| DPM-Solver-v3 | better order | – | – | 18.00 |" in table
+    assert "| DPM-Solver-v3 | DPM-Solver-v3, better order | – | – | 18.00 |" in table
     assert "many steps (35) | 5.00" in table
     assert "| many steps | heun | 5.00 | 6.00 | 5.00 | 0.800 | 0.500 | – | 1.000 |" in comparison_tables.others(RECORDS)
     assert "| calibrated | no | no | 256 | 24 | 100 | – | 1.0 s | 10 MB | 5 of 5 | 7.00 |" in comparison_tables.costs(

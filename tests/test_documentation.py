@@ -6,35 +6,37 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 import pytest
 import torch
 from playwright.sync_api import sync_playwright
 from sklearn.datasets import load_digits
+from typer.main import get_command
 
 from browsers import FLAGS, chromium
 from networks.mixture import Mixture
 from steindiff import EDM, Model, Recipe, calibrate
 from steindiff.cli import options
-from steindiff.cli.app import run
+from steindiff.cli.app import build, run
 from steindiff.cli.commands import evaluate
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-HOSTS = {"diffusers.md", "comfyui.md"}
-"""Pages whose Python runs in tests/integrations, where their hosts are."""
-KNOWN = {"python", "console", "json", "text", "yaml", "bibtex"}
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "comfyui/README.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return [code for name, code in FENCE.findall(page.read_text(encoding="utf-8")) if name == language]
+    return [dedent(code) for _, name, code in FENCE.findall(page.read_text(encoding="utf-8")) if name == language]
 
 
 def name(page: Path) -> str:
@@ -42,13 +44,14 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_blocks_are_of_a_known_kind(page):
-    assert {language for language, _ in FENCE.findall(page.read_text(encoding="utf-8"))} <= KNOWN
+def test_every_block_is_found(page):
+    """Of a kind that runs, or output."""
+    text = page.read_text(encoding="utf-8")
+    assert {language for _, language, _ in FENCE.findall(text)} <= {"python", "console", "text"}
+    assert len(re.findall(r"^[ \t>]*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python") and page.name not in HOSTS], ids=name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
 def test_python_blocks(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = ModuleType(f"page_{page.stem}")
@@ -83,19 +86,61 @@ def test_console_blocks(page, tmp_path, monkeypatch, capsys):
     for place in ("steindiff.comparison", "steindiff.cli.commands.compare"):
         monkeypatch.setattr(f"{place}.shipped_calibration", found)
     monkeypatch.setattr(evaluate.references, "load", lambda _: evaluate.Moments.of(digits().mean((2, 3)).expand(-1, 3)))
-    lines = [line for code in blocks(page, "console") for line in code.splitlines()]
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for line in lines:
-        program, *arguments = line.split()
-        if program == "make":
-            assert arguments[0] in targets
+    commands = [shlex.split(line) for code in blocks(page, "console") for line in code.splitlines()]
+    for before, (program, *arguments) in zip([[], *commands], commands, strict=False):
+        if program == "source":
+            assert before == ["make", "demo"]
+            assert arguments == [f"{re.search('^VENV [?]= (.*)$', MAKEFILE, re.MULTILINE)[1]}/bin/activate"]
         elif program in ("steindiff", "torchrun"):
             own = arguments[arguments.index("steindiff.cli") + 1 :] if program == "torchrun" else arguments
-            assert run(own) == 0, (line, capsys.readouterr().err)
-        elif program == "python":
-            assert (ROOT / arguments[0]).exists(), line
+            assert run(own) == 0, (own, capsys.readouterr().err)
         else:
-            assert program in ("pip", "git", "mkdocs", "source"), line
+            assert program in ("make", "pip")
+            for own in re.findall(r"^\S*/steindiff (.*)$", check(program, *arguments), re.MULTILINE):  # of a recipe
+                assert run(shlex.split(own)) == 0, (own, capsys.readouterr().err)
+
+
+def check(program: str, *arguments: str) -> str:
+    """What a command names is there: target, extra, script, subcommand and options. The lines `make` would run."""
+    options = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+    if program == "make":
+        return subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    if program == "pip":
+        extras = re.fullmatch(r"\.(?:\[(.*)\])?", arguments[-1])
+        assert extras, f"pip {arguments}: the package is on no index"
+        assert set(filter(None, (extras[1] or "").split(","))) <= declared("project.optional-dependencies")
+    elif program == "python":
+        path = ROOT / ("benchmarks/bench/__main__.py" if arguments[:2] == ("-m", "bench") else arguments[0])
+        known = re.findall(r"--[\w-]+", path.read_text(encoding="utf-8"))
+        assert options <= set(known), (arguments, options - set(known))
+    else:
+        group = get_command(build())
+        command = group if arguments[0].startswith("-") else group.commands[arguments[0]]
+        assert options <= {option for parameter in command.params for option in parameter.opts}, arguments
+    return ""
+
+
+def declared(table: str) -> set[str]:
+    """The keys of a table of pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split(f"[{table}]\n")[1].split("\n[")[0]
+    return set(re.findall(r"^(\w+) =", text, re.MULTILINE))
+
+
+INLINE = re.compile(r"`((?:make|pip|python|steindiff) [^`]+)`")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if INLINE.search(page.read_text(encoding="utf-8"))], ids=name)
+def test_commands_in_sentences(page):
+    for line in INLINE.findall(page.read_text(encoding="utf-8")):
+        check(*shlex.split(line))
+
+
+def test_readme_starts_with_the_demo_and_its_environment():
+    assert [line for code in blocks(ROOT / "README.md", "console") for line in code.splitlines()][:3] == [
+        "make demo",
+        "source .venv/bin/activate",
+        "pip install .",
+    ]
 
 
 def test_notebook(tmp_path, monkeypatch):

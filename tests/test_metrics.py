@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -60,6 +61,19 @@ def test_inception_loads_torchscript(tmp_path):
     assert "\n" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match=r"none\.pt: no such file"):
         InceptionFeatures.load(tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
+def test_what_torch_says_of_torchscript_is_not_passed_on(tmp_path, monkeypatch, category):
+    """torch 2.15 warns in another category than 2.13; in this suite a warning is an error."""
+
+    def load(path, map_location):
+        warnings.warn("`torch.jit.load` is deprecated. Please switch to `torch.export`.", category, stacklevel=2)
+        return nn.Identity()
+
+    monkeypatch.setattr(torch.jit, "load", load)
+    (tmp_path / "net.pt").touch()
+    InceptionFeatures.load(tmp_path / "net.pt")
 
 
 def test_squared_mmd_by_hand():

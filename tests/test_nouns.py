@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import steindiff as sd
 from problems import Nonlinear
 from steindiff.corrections.base import Transition
 from steindiff.denoisers import Gaussian
+from steindiff.integrations.kdiffusion import sigmas_of
 from steindiff.tableau import HERE, Stage, Step, Tableau
 
 DATA = Path(__file__).parent / "data"
@@ -48,6 +50,7 @@ RECORDED = sorted(p.stem for p in DATA.glob("*-*.json"))
 def test_no_number_changed_in_the_redesign(name: str):
     """Calibrations of format 2 give the images the version before the two nouns gave, to 1e-6."""
     model = sd.load(name.split("-")[0])
+    model.denoiser.network.to(memory_format=torch.contiguous_format)  # as it was: another layout rounds otherwise
     with np.load(DATA / "before.npz") as arrays:
         before = arrays[name]
     made = sd.Calibration.load(DATA / f"{name}.json").sampler()(model, seeds=range(2)).x.numpy()
@@ -97,6 +100,13 @@ GAUSSIAN = Gaussian(torch.zeros(3), torch.ones(3))
 MODEL = sd.Model(GAUSSIAN, sd.EDM(), (3,))
 
 
+RECORD = sd.Calibration.empty(sd.SOLVERS["ddim"], sd.GRIDS["logsnr"](sd.EDM(), 3), sd.Identity((3,)))
+
+
+def labelled(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    return 0.1 * x + labels
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -128,6 +138,20 @@ MODEL = sd.Model(GAUSSIAN, sd.EDM(), (3,))
         (lambda: sd.Sampler(nfe=4)(MODEL, [-1]), "seeds must be whole numbers from 0 to"),
         (lambda: sd.Sampler(nfe=4)(MODEL, range(4), batch=0), "batch must be a whole number >= 1, got 0"),
         (lambda: sd.noise(4, (3,), sd.Level(1.0, 1.0, 1.0)), "seeds must be a sequence"),
+        (
+            lambda: sd.Sampler(correction=RECORD, nfe=4),
+            r"not be a calibration; write Calibration.load\(path\).sampler\(\)",
+        ),
+        (lambda: sd.Sampler(correction="mine.json", nfe=4), "correction must not be a calibration"),
+        (lambda: sd.Sampler(correction=Path("mine.json"), nfe=4), "correction must not be a calibration"),
+        (lambda: sigmas_of("mine.json"), r"a Calibration, got 'mine.json'; of a file write Calibration.load\(path\)"),
+        (lambda: sd.Sampler(solver=RECORD, nfe=4), r"solver must be a Solver or its name, got Calibration\(.{,60}…$"),
+        (
+            lambda: sd.Sampler(nfe=2)(
+                sd.Model(sd.X0(partial(labelled, labels=torch.ones(4, 1))), sd.EDM(), (3,)), range(6)
+            ),
+            "network failed on a batch of 6: .*where labels are bound to it, give Model a function of seeds",
+        ),
         (lambda: sd.calibrate(GAUSSIAN, 4), "model must be a steindiff.Model"),
         (lambda: sd.calibrate(MODEL, 4, "dpm-2m"), "did you mean"),
         (lambda: sd.load("cifar"), "name = 'cifar' is not known; did you mean 'cifar10'"),
@@ -145,7 +169,7 @@ def test_a_mistake_gets_a_sentence_with_the_nearest_right_thing(build, message: 
 def test_the_tensor_level_names_what_is_not_of_its_kind(wrong: str):
     levels = sd.GRIDS["logsnr"](sd.EDM(), 3)
     given = {"denoiser": GAUSSIAN, "levels": levels, "solver": sd.SOLVERS["ddim"], "correction": None}
-    given[wrong] = sd.Calibration.empty(sd.SOLVERS["ddim"], levels, sd.Identity((3,)))
+    given[wrong] = RECORD
     with pytest.raises(TypeError, match=f"{wrong} must be a {wrong.capitalize()}, got"):
         sd.sample(given["denoiser"], MODEL.noise([0], levels[0]), given["levels"], given["solver"], given["correction"])
 
@@ -176,6 +200,13 @@ class Doubled(sd.Correction):
         return Transition(*step(x))
 
 
+@dataclass(frozen=True)
+class Steeper(sd.EDM):
+    """A schedule of somebody else's."""
+
+    rho: float = 9.0
+
+
 def test_things_of_others_are_found_by_name_saved_and_loaded(tmp_path, monkeypatch):
     for registry in (sd.SOLVERS, sd.CORRECTIONS):  # other tests list what there is
         monkeypatch.setattr(registry, "_found", dict(registry._found))
@@ -191,6 +222,18 @@ def test_things_of_others_are_found_by_name_saved_and_loaded(tmp_path, monkeypat
     assert sd.Sampler(nfe=3, correction="doubled")(MODEL, range(2)).nfe == 3
     from steindiff.comparison import default_methods
 
+    for registry in (sd.SCHEDULES,):
+        monkeypatch.setattr(registry, "_found", dict(registry._found))
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    steeper = sd.calibrate(sd.Model(GAUSSIAN, Steeper(), (3,)), 3, recipe=QUICK)
+    with pytest.raises(
+        ValueError, match=r"schedule = Steeper\(.*could not be loaded again; steindiff.register it first"
+    ):
+        steeper.save(tmp_path / "s.json")
+    assert not (tmp_path / "s.json").exists()
+    sd.register("steeper", Steeper())
+    steeper.save(tmp_path / "s.json")
+    assert sd.Calibration.load(tmp_path / "s.json").levels.schedule == Steeper()
     assert "doubled" in default_methods()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from paper_only.probes import JVP, Exact, Normal, OnPart
 from problems import FLOAT, Nonlinear, random_unet
-from steindiff import GRIDS, SOLVERS, noise, sample
+from steindiff import GRIDS, SOLVERS, Model, Recipe, calibrate, noise, sample
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import X0, DynamicThreshold, EDMDenoiser, Gaussian, Guided, StaticThreshold
 from steindiff.denoisers.wrappers import Batched
@@ -31,8 +32,10 @@ from steindiff.probes import (
     pullback,
     pushforward,
 )
+from steindiff.probes.hutchinson import forward_mode
 from steindiff.schedules import EDM, VP
 from steindiff.solvers import Solver
+from steindiff.stein import SteinDensity
 from steindiff.tableau import HERE, Evaluation, Row, Stage, Step, Tableau
 from stepping import step_at
 
@@ -86,6 +89,15 @@ def test_a_network_without_a_gradient_is_refused_and_not_taken_for_a_constant(ne
     with pytest.raises(RuntimeError, match=words):
         sample(denoiser, noise(range(2), (6,), LEVELS[0], FLOAT), LEVELS, SOLVERS["heun"], Relaxation(VJP()))
     FiniteDifference()(step, x, level, torch.Generator())  # needs none
+    recipe = Recipe(seeds=range(2), steps=4, grid=SteinDensity(), search=None)
+    with pytest.raises(RuntimeError, match=words):  # once a grid without a word
+        calibrate(Model(denoiser, EDM(), (6,), dtype=FLOAT).trust(), 3, "ddim", recipe=recipe)
+
+
+@pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
+def test_what_torch_says_of_its_own_scripting_is_not_passed_on(category):
+    with forward_mode():
+        warnings.warn("`torch.jit.script` is deprecated. Please switch to `torch.compile`.", category, stacklevel=1)
 
 
 def test_a_gradient_that_is_cut_in_part_is_found_by_a_difference():

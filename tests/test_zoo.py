@@ -94,7 +94,7 @@ def test_float64_state_stays_float64(batch):
     assert net(x.double(), sigma, labels).dtype == torch.float64
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 def test_vjp_jvp_vmap_and_the_jacobian_agree(batch):
     x, sigma, labels = (b[:1] for b in batch)
     net = EDMPrecond(tiny().double()).requires_grad_(False)

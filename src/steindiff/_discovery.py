@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from steindiff._checks import nearest
+from steindiff._checks import nearest, shown
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if isinstance(given, type) and issubclass(given, self.kind):
             raise TypeError(f"{argument} must be an instance, got the class; write {given.__name__}(...)")
         if not isinstance(given, self.kind):
-            raise TypeError(f"{argument} must be a {self.kind.__name__} or its name, got {given!r}")
+            raise TypeError(f"{argument} must be a {self.kind.__name__} or its name, got {shown(given)}")
         return given
 
     def name_of(self, value: T) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from steindiff import calibration_file
+from steindiff._checks import shown
 from steindiff._serialization import decode, verified, with_checksum
 from steindiff.bases import Basis
 from steindiff.corrections.replay import Replay, StepWeights
@@ -137,6 +138,14 @@ class Calibration:
             ValueError: if it is not a sound calibration; the message names the file.
         """
         return calibration_file.load(Path(path), cls.from_dict)
+
+
+def check_calibration(given: object) -> None:
+    """Refuse what is not a calibration, such as the path of one."""
+    if not isinstance(given, Calibration | CalibrationSet):
+        raise TypeError(
+            f"calibration must be a Calibration, got {shown(given)}; of a file write Calibration.load(path)"
+        )
 
 
 def scales(calibration: Calibration) -> set[float]:

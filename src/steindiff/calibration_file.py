@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from steindiff._checks import shown
 from steindiff._files import write_text
 from steindiff._serialization import decode as typed
 from steindiff._serialization import from_config, read_json, to_config, verified, with_checksum
@@ -80,6 +81,13 @@ class File2(File):
         )
 
 
+def described(name: str, thing: Any, known: Mapping[str, type]) -> dict[str, Any]:
+    """As `to_config`; what no file may name is refused now, not when the file is read."""
+    if known.get(type(thing).__name__) is not type(thing):
+        raise ValueError(f"{name} = {shown(thing)} could not be loaded again; steindiff.register it first")
+    return to_config(thing)
+
+
 def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a file, checksum included, from a calibration's fields by name."""
     solver, levels = calibration["solver"], calibration["levels"]
@@ -98,11 +106,11 @@ def encode(calibration: Mapping[str, Any]) -> dict[str, Any]:
 
     content = {
         "format": FORMAT,
-        "solver": to_config(solver),
+        "solver": described("solver", solver, SOLVERS.classes()),
         "nfe": solver.calls(levels),
-        "schedule": to_config(levels.schedule),
+        "schedule": described("schedule", levels.schedule, SCHEDULES.classes()),
         "levels": [list(level) for level in levels],
-        "basis": to_config(calibration["basis"]),
+        "basis": described("basis", calibration["basis"], BASES.classes()),
         "steps": [rounded(weights) for weights in calibration["steps"]],
         "fingerprint": list(calibration["fingerprint"]),
         "conditions": dict(calibration["conditions"]),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from steindiff._checks import shown
 from steindiff.corrections.base import Correction, Plain, Transition
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
@@ -118,7 +119,7 @@ def sample(
         ("correction", correction, Correction, "calibration.replay()"),
     ):
         if not isinstance(value, kind):
-            raise TypeError(f"{name} must be a {kind.__name__}, got {value!r}; pass for example {hint}")
+            raise TypeError(f"{name} must be a {kind.__name__}, got {shown(value)}; pass for example {hint}")
     calls = denoiser.calls
     statistics: list[Mapping[str, Any]] = []
     sizes: list[list[Tensor]] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from os import PathLike
 from typing import NamedTuple
 
 import torch
@@ -97,6 +98,10 @@ class Sampler:
                 raise ValueError("nfe must be given with a grid; write for example nfe=5")
             at_least("nfe", nfe, 1)
             spent = nfe
+        if hasattr(correction, "sampler") or (
+            isinstance(correction, str | PathLike) and str(correction).endswith(".json")
+        ):
+            raise TypeError("correction must not be a calibration; write Calibration.load(path).sampler()")
         done = Plain() if correction is None else CORRECTIONS.resolve("correction", correction)
         vars(self).update(solver=chosen, grid=place, nfe=spent, correction=done, check=check)
 

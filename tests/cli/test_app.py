@@ -77,6 +77,7 @@ def test_doctor(steindiff):
         ("compare --model digits --nfe 5,x", "nfe must be whole numbers >= 1, several as 4,5,6, got '5,x'"),
         ("compare --model digits --num 1", "must"),
         ("compare --model digits --num 0", "num must be a whole number >= 1, got 0"),
+        ("compare --model digits --prompt fox", "--prompt does nothing for model = 'digits'; leave it out"),
         ("compare --model digits --seed -1", "seed must be a whole number >= 0, got -1"),
         ("compare --model digits --batch 0", "batch must be a whole number >= 1, got 0"),
         ("compare --model digits --device tpu", "device = 'tpu' is not on this machine; choose from auto, cpu"),
@@ -87,7 +88,9 @@ def test_doctor(steindiff):
         ("compare --colour red", "--colour"),
         ("nonesuch", "nonesuch"),
         ("sample --model digits --method nonesuch --out OUT", "method = 'nonesuch' is not known"),
-        ("sample --model hungry --out OUT", "no calibration of hungry ships"),
+        ("sample --model hungry --out OUT", "no calibration of hungry ships for this solver at 5 evaluations"),
+        ("sample --model fashion --guidance 2 --out OUT", "of fashion ships for this solver with guidance 2; make one"),
+        ("sample --model digits --nfe 0 --method edm --out OUT", "nfe must be a whole number >= 1, got 0"),
         ("sample --model digits --calibration nowhere.json --out OUT", "nowhere.json: No such file"),
         ("sample", "--out"),
         ("sample --model digits --out=", "--out must not be empty"),
@@ -227,6 +230,8 @@ def test_brackets_are_not_markup(steindiff, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "installed", lambda package: None)
     assert "pip install 'steindiff[diffusers]'" in steindiff("doctor").out
     for name in ("cal[bold]x", "diag[/]x"):
+        done = steindiff(f"diagnose --model digits --num 2 --nfe 2 --out {tmp_path / name}")
+        assert f"{tmp_path / name}/gammas.png\n" in done.out
         written(tmp_path / name, ": [1]")
         note(f"see {name}")
         done = capsys.readouterr()

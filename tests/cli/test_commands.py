@@ -9,10 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from steindiff import datasets
+import toys
+from steindiff import GRIDS, VP, Model, Sampler, datasets
 from steindiff.calibration import Calibration
 from steindiff.cli.commands import evaluate
-from steindiff.metrics import InceptionFeatures
+from steindiff.cli.options import MODELS
+from steindiff.denoisers import Gaussian
+from steindiff.metrics import InceptionFeatures, Moments
 from steindiff.production import Images
 
 COMPARE = "compare --model digits --nfe 4,5 --num 24"
@@ -142,6 +145,15 @@ def test_calibrate_then_sample(steindiff, tmp_path):
     assert "calibration does not fit the model: shape" in wrong.err
     wrong = steindiff(f"sample --model digits --guidance 2 --calibration {path} --num 2 --out {tmp_path / 'other'}")
     assert "guidance: measured with 1.0, asked for 2.0" in wrong.err
+    for other, says in (
+        ("--nfe 8 --solver ddim", "--solver and --nfe: the calibration decides; leave it out"),
+        (f"--calibration {path}", "a second file: the calibration decides; leave it out"),
+    ):
+        wrong = steindiff(f"sample --model digits --calibration {path} {other} --out {tmp_path / 'other'}")
+        assert (wrong.code, says in wrong.err) == (1, True)
+    for other in ("--nfe 3", "--nfe 4 --solver ddim"):
+        wrong = steindiff(f"compare --model digits --calibration {path} {other} --out {tmp_path / 'other'}")
+        assert "calibration: one is for dpmpp-2m at 4 evaluations; choose these, or leave it out" in wrong.err
     done = steindiff(
         f"compare --model hungry --nfe 3,4 --num 4 --batch 8 --quick --calibration {path} --json --out {tmp_path / 'c'}"
     )
@@ -149,6 +161,35 @@ def test_calibrate_then_sample(steindiff, tmp_path):
     assert {("calibrated", 3), ("calibrated", 4)} <= set(titles)
     assert "at hand for dpmpp-2m at 3 evaluations: calibrating on 12 seeds now" in done.err
     assert "the batch of 8 is halved" in done.err
+
+
+def test_calibrate_prints_ratios_of_noise_to_signal(steindiff, tmp_path, monkeypatch):
+    """Under VP σ says nothing near pure noise: "σ 1 → 1 → 0.998"."""
+    subject = Model(Gaussian(torch.zeros(3), torch.ones(3)), VP(), (3,), name="flat")
+    monkeypatch.setitem(MODELS, "flat", lambda guidance, device, compiled=False: subject)
+    done = steindiff(f"calibrate --model flat --nfe 3 --num 6 --search 0 --out {tmp_path}")
+    levels = Calibration.load(tmp_path / "flat-dpmpp-2m-3.json").levels
+    assert f"σ/α {' → '.join(f'{level.ratio:.3g}' for level in levels)}\n" in done.out
+    assert levels[0].ratio > 100
+
+
+@pytest.mark.parametrize("method", ["edm", "logsnr"])
+def test_one_name_one_grid(steindiff, tmp_path, method):
+    """`--method edm` steps where Python's `GRIDS["edm"]` does."""
+    assert steindiff(f"sample --model digits --nfe 3 --method {method} --num 2 --batch 2 --out {tmp_path}").code == 0
+    made = (Sampler(grid=GRIDS[method], nfe=3)(toys.model(), range(2)).x + 1.0) * 127.5
+    stored = torch.cat(list(Images(tmp_path).batches(2)))
+    assert (stored.float() - made.clamp(0, 255)).abs().max() <= 0.51
+
+
+def test_one_image_is_not_images(steindiff, tmp_path):
+    assert "1 new image in" in steindiff(f"{SAMPLE} --num 1 --out {tmp_path}").out
+
+
+@pytest.mark.parametrize(("options", "measured"), [("", True), ("--no-lipschitz", False), ("--quick", False)])
+def test_lipschitz_constants_have_a_switch(steindiff, tmp_path, options, measured):
+    done = steindiff(f"compare --model digits --nfe 3 --num 2 --json {options} --out {tmp_path}")
+    assert any(row["lipschitz"] for row in json.loads(done.out)["rows"]) is measured
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 99}'])
@@ -197,6 +238,25 @@ def test_fid_of_few_images_says_by_how_much_they_raise_it(steindiff, tmp_path, m
     assert remark in " ".join(done.err.split())
     low, high = (float(part) for part in remark.split("would give ")[1].split(";")[0].split(" to "))
     assert low <= json.loads(done.out)["fid"] <= high
+
+
+def test_small_and_unlike_sets_are_remarked(steindiff, tmp_path, monkeypatch):
+    """KID of eight images, and FID of small grey ones against CIFAR-10, were numbers without a word."""
+    monkeypatch.setattr(evaluate.Evaluation, "inception", Pooled())
+    monkeypatch.setattr(evaluate.references, "load", lambda name: Moments.of(torch.randn(9, 6)))
+    line = f"sample --model digits --method edm --png --out {tmp_path}"
+    assert steindiff(f"{line}/a --num 8").code == steindiff(f"{line}/b --num 8 --seed 9").code == 0
+    kid = steindiff(f"evaluate {tmp_path}/a --reference {tmp_path}/b --metrics kid,precision-recall --json")
+    assert json.loads(kid.out)["remarks"] == [
+        "kid, precision-recall: of 8 images; fewer than 10000 compare with equal numbers only"
+    ]
+    for images in ("a", "a/png"):
+        fid = steindiff(f"evaluate {tmp_path}/{images} --reference cifar10-train --metrics fid")
+        assert "reference: it is colour, 32 × 32, the images are grey, 8 × 8; distances measure that" in fid.err
+
+
+def test_what_ships_is_described():
+    assert set(evaluate.SHIPPED) == {path.stem for path in evaluate.references.FOLDER.glob("*.npz")}
 
 
 def test_evaluate_against_the_models_own_samples(steindiff, tmp_path, monkeypatch):
@@ -288,11 +348,18 @@ def test_evaluate_says_what_it_cannot(steindiff, tmp_path, monkeypatch):
         ("evaluate OUT", "holds no image"),
         ("evaluate OUT --metrics fid,beauty", "metrics = 'beauty' is not known"),
         ("evaluate OUT/bad.npz", "not an archive of images"),
+        (
+            "evaluate OUT/set --reference foo --metrics is",
+            "reference = 'foo': no such file or folder; choose from cifar",
+        ),
+        ("evaluate OUT/set --reference cifar10", "no such file or folder; did you mean 'cifar10-train'?"),
         ("evaluate OUT --batch 0", "batch must be a whole number >= 1, got 0"),
     ],
 )
 def test_evaluate_mistakes(steindiff, tmp_path, line, says):
     (tmp_path / "bad.npz").write_bytes(b"nothing")
+    if "/set" in line:
+        steindiff(f"sample --model digits --method edm --num 2 --out {tmp_path / 'set'}")
     done = steindiff(line.replace("OUT", str(tmp_path)))
     assert done.code == 1
     assert says in done.err
@@ -314,3 +381,13 @@ def test_table_fits_eighty_columns(steindiff, tmp_path, monkeypatch):
     for title in ("method", "NFE", "Fréchet", "energy", "distance", "calls", "backward", "seconds"):
         assert title in done.out
     assert "…" not in done.out
+
+
+def test_narrow_terminals_get_fewer_columns_and_whole_numbers(steindiff, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "45")
+    done = steindiff(f"{COMPARE} --out {tmp_path}")
+    assert "…" not in done.out
+    assert max(map(len, done.out.split("report.html")[0].splitlines()[:-1])) <= 45
+    for row in json.loads((tmp_path / "results.json").read_text())["rows"]:
+        assert f"{row['honest']:.1f}" in done.out
+    assert "seconds the terminal is too narrow" in " ".join(done.out.split())

@@ -20,7 +20,7 @@ from comfy_stand_in import SHAPE, BaseModel, CFGGuider, DiscreteEPS, DualCFGGuid
 from torch import Tensor
 
 from problems import random_calibration
-from steindiff import sample
+from steindiff import __version__, sample
 from steindiff.calibrating import Recipe
 from steindiff.grids import Karras
 from steindiff.integrations.kdiffusion import sample_steindiff, sigmas_of
@@ -95,10 +95,12 @@ def test_registry_metadata():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((FOLDER / "pyproject.toml").read_text())
     assert "comfyui" not in project["project"]["name"].lower()
-    assert {"name", "version", "license", "urls", "dependencies"} <= set(project["project"])
-    assert "Repository" in project["project"]["urls"]
+    assert {"name", "version", "license", "dependencies"} <= set(project["project"])
     assert {"PublisherId", "DisplayName"} <= set(project["tool"]["comfy"])
-    assert project["tool"]["comfy"]["Icon"].endswith("comfyui/icon.svg")
+    library = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["project"].get("urls") == library.get("urls"), "one address, or none"
+    assert project["project"]["version"] == __version__
+    assert project["project"]["dependencies"] == [f"steindiff>={__version__}"]
     assert (FOLDER / "icon.svg").is_file()
     assert (FOLDER / project["project"]["license"]["file"]).is_file()
     assert (FOLDER / "requirements.txt").read_text().split() == project["project"]["dependencies"]

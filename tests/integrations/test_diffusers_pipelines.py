@@ -249,6 +249,14 @@ def test_nothing_to_install_is_refused():
         ours.stabilize(tiny.ddpm())
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_the_path_of_a_calibration_is_not_a_calibration(check: bool):
+    with pytest.raises(
+        TypeError, match=r"must be a Calibration, got 'mine.json'; of a file write Calibration.load\(path\)"
+    ):
+        ours.stabilize(tiny.ddpm(), "mine.json", check=check)
+
+
 def test_calibrate_leaves_the_pipeline_as_it_was():
     case = CASES["sd"]
     pipe = case.make()

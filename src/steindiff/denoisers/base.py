@@ -116,7 +116,15 @@ class NetworkDenoiser(CountingDenoiser):
 
     def evaluate(self, x: Tensor, times: Tensor) -> Tensor:
         """What the network answers, checked, in its own dtype: casting would hide what it is."""
-        return real("network", self.network(x, times), x)
+        try:
+            return real("network", self.network(x, times), x)
+        except RuntimeError as error:
+            if "must match" not in str(error):
+                raise
+            raise ValueError(
+                f"network failed on a batch of {len(x)}: {error}; where labels are bound to it, give Model a function "
+                "of seeds that binds those of the batch, see docs/your-network.md"
+            ) from error
 
     def subset(self: Self, part: slice, batch: int) -> Self:
         smaller = copy.copy(self)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from steindiff._progress import bar
-from steindiff.calibration import Calibration
+from steindiff.calibration import Calibration, check_calibration
 from steindiff.denoisers.base import CountingDenoiser
 from steindiff.levels import Level, Levels
 from steindiff.loop import StepInfo, sample
@@ -127,6 +127,7 @@ def levels_of(sigmas: Tensor, *, flow: bool = False) -> Levels:
 
 def sigmas_of(calibration: Calibration) -> Tensor:
     """The noise levels a host must be given to replay a calibration, `(steps + 1,)` float32."""
+    check_calibration(calibration)
     flow = isinstance(calibration.levels.schedule, Flow)
     return torch.tensor([level.sigma if flow else level.ratio for level in calibration.levels])
 
@@ -141,6 +142,7 @@ def check_replay(
     conditions: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse a calibration for another solver, shape, grid, kind of model, or other conditions."""
+    check_calibration(calibration)
     if found := calibration.differences(solver=solver, shape=tuple(x.shape[1:]), conditions=conditions):
         raise ValueError(f"calibration does not fit: {'; '.join(found)}")
     schedule = calibration.levels.schedule

@@ -121,4 +121,6 @@ def load(name: str, device: torch.device | str = "cpu", *, path: Path | None = N
     else:
         tensors = weights.read(path)
     weights.assign(net, tensors, str(path))
-    return net.to(device).eval().requires_grad_(False)
+    # Convolutions are faster with channels last on a CPU; on a GPU only in half precision.
+    layout = torch.channels_last if torch.device(device).type == "cpu" else torch.preserve_format
+    return net.to(device, memory_format=layout).eval().requires_grad_(False)

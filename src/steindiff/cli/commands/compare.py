@@ -23,7 +23,7 @@ from steindiff._version import __version__
 from steindiff.calibrating import Recipe
 from steindiff.calibration import Calibration
 from steindiff.cli import options, subjects
-from steindiff.cli.output import Watch, note, print_json, progress, show, written
+from steindiff.cli.output import Watch, console, note, print_json, progress, show, text, written
 from steindiff.comparison import CompareOptions, Comparison, calibrated, compare, default_methods
 from steindiff.models import shipped_calibration
 from steindiff.report import write
@@ -101,18 +101,22 @@ def table(comparison: Comparison) -> Table:
         f"{' and LPIPS' * ('lpips' in columns)}: to the same seed's many-step image. Calls and backward passes are per "
         f"image, seconds for all {len(comparison.seeds)}."
     )
-    out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    out.add_column("method", overflow="fold", min_width=len("calibrated"))
-    for key in columns:
-        out.add_column(SHORT[key], justify="right", no_wrap=True)
-    good = best(report)
-    for i, entry in enumerate(report.entries):
-        cells = {key: column.text(entry) for key, column in columns.items()}
-        if entry.reference or (i and entry.nfe != report.entries[i - 1].nfe):
-            out.add_section()
-        marked = [f"[bold green]{text}[/]" if i in good.get(key, ()) else text for key, text in cells.items()]
-        out.add_row(entry.title, *marked)
-    return out
+    good, hidden, wide = best(report), list[str](), console().options.update_width(1000)
+    while True:
+        more = f" For {', '.join(hidden)} the terminal is too narrow: see results.json." if hidden else ""
+        out = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption + more, caption_justify="left")
+        out.add_column("method", overflow="fold", min_width=len("calibrated"))
+        for key in columns:
+            out.add_column(SHORT[key], justify="right", no_wrap=True)
+        for i, entry in enumerate(report.entries):
+            if entry.reference or (i and entry.nfe != report.entries[i - 1].nfe):
+                out.add_section()
+            cells = {key: column.text(entry) for key, column in columns.items()}
+            marked = [f"[bold green]{cell}[/]" if i in good.get(key, ()) else cell for key, cell in cells.items()]
+            out.add_row(text(entry.title), *marked)
+        if len(columns) == 2 or console().measure(out, options=wide).minimum <= console().width:
+            return out
+        hidden.insert(0, SHORT[columns.popitem()[0]])
 
 
 def calibrate_now(
@@ -148,7 +152,9 @@ def command(
         ),
     ] = "random",
     quick: Annotated[bool, typer.Option("--quick", help="A look in a minute: few images, rough calibration.")] = False,
-    lipschitz: Annotated[bool, typer.Option(help="Measure local Lipschitz constants on one seed.")] = True,
+    lipschitz: Annotated[
+        bool | None, typer.Option("--lipschitz/--no-lipschitz", help="Measure Lipschitz constants (not if quick).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, grid.png, results.json.")] = Path("steindiff-out"),
     json: options.Json = False,
 ) -> None:
@@ -170,6 +176,10 @@ def command(
     methods, facts = default_methods(chosen), settings(model, solver, nfe, seeds, batch, place)
     facts["guidance"] = subject.conditions.get("guidance", 1.0)
     given = {(one.solver, one.nfe): one for one in options.calibrations(subject, calibration or [])}
+    for fitted, budget in given:
+        if fitted != chosen or budget not in nfes:
+            its = f"{SOLVERS.name_of(fitted)} at {budget} evaluations"
+            raise ValueError(f"calibration: one is for {its}; choose these, or leave it out")
     own = {n: given.get((chosen, n)) or shipped_calibration(subject, chosen, n) for n in nfes}
     recipe = QUICK if quick else Recipe()
     if missing := [n for n in nfes if own[n] is None]:
@@ -187,7 +197,7 @@ def command(
         how = CompareOptions(
             batch=batch,
             reference_nfe=16 if quick else 24,
-            lipschitz_seeds=int(lipschitz and not quick),
+            lipschitz_seeds=int(not quick if lipschitz is None else lipschitz),
             listener=Watch(bar, task),
             pictures=found.pictures,
         )

@@ -14,7 +14,7 @@ import typer
 from torch import Tensor
 
 from steindiff import datasets, metrics
-from steindiff._checks import at_least
+from steindiff._checks import at_least, nearest
 from steindiff._discovery import named
 from steindiff._distributed import gather, rank
 from steindiff.cli import options, subjects
@@ -38,8 +38,8 @@ EXAMPLES = (
 TOGETHER = True
 """Processes started by torchrun share the work."""
 
-SHIPPED = sorted(path.stem for path in references.FOLDER.glob("*.npz"))
-"""Names of the statistics that ship with the package."""
+SHIPPED = {"cifar10-train": "colour, 32 × 32"}
+"""The statistics that ship with the package, and of what images they are."""
 SUBSET = 1000
 """KID is averaged over subsets of this size, or of the smaller set."""
 FEW = 10_000
@@ -57,6 +57,12 @@ def pictures(path: Path) -> Pictures:
     if (path / MANIFEST).exists():
         return Images(path)
     return Archive(path) if path.suffix == ".npz" else Folder(path)
+
+
+def kind(images: Pictures, batch: int) -> str:
+    """Colour and size of images, by the first of them."""
+    first = next(iter(images.batches(batch)))
+    return f"{'grey' if bool((first == first[:, :1]).all()) else 'colour'}, {first.shape[2]} × {first.shape[3]}"
 
 
 class Seen(NamedTuple):
@@ -245,6 +251,8 @@ def command(
     if not samples.exists():
         raise ValueError(f"samples = {str(samples)!r}: no such file or folder")
     images = pictures(samples)
+    if reference is not None and reference not in SHIPPED and not Path(reference).exists():
+        raise ValueError(f"reference = {reference!r}: no such file or folder{nearest(reference, SHIPPED)}")
     keep = bool(KEEPING & set(chosen)) or len(images) < FEW
     evaluation = Evaluation(images, reference, options.device(device), batch, keep, model)
     found: dict[str, Any] = {}
@@ -260,14 +268,21 @@ def command(
             bar.advance(task)
     if rank().rank:
         return
-    for remark in evaluation.remarks:
+    remarks = evaluation.remarks
+    if few := [name for name in found if len(images) < FEW and not any(text.startswith(name) for text in remarks)]:
+        remarks.append(f"{', '.join(few)}: of {len(images)} images; fewer than {FEW} compare with equal numbers only")
+    if reference is not None:
+        mine, theirs = kind(images, batch), SHIPPED.get(reference) or kind(pictures(Path(reference)), batch)
+        if mine != theirs:
+            remarks.append(f"reference: it is {theirs}, the images are {mine}; distances measure that, too")
+    for remark in remarks:
         note(remark)
     for name, reason in reasons.items():
         note(f"{name}: not measured: {reason}")
     if not found:
         raise ValueError("metrics: none of those asked for could be measured")
     if json:
-        said = {"remarks": evaluation.remarks, "not_measured": reasons}
+        said = {"remarks": remarks, "not_measured": reasons}
         print_json({"samples": len(images), "reference": reference, **found, **said})
         return
     show(f"{len(images)} images" + (f" against {text(reference)}" if reference else ""))

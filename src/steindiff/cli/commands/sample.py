@@ -87,7 +87,7 @@ def command(
         sampler, method = own.sampler(), "calibrated"
     else:
         method = method or "calibrated"
-        sampler = choose(subject, method, SOLVERS.resolve("solver", solver or "dpmpp-2m"), nfe or 5)
+        sampler = choose(subject, method, SOLVERS.resolve("solver", solver or "dpmpp-2m"), 5 if nfe is None else nfe)
     begun = time.perf_counter()
     with progress() as bar:
         task = bar.add_task(f"{model}, {method}, {sampler.nfe} evaluations", total=None)

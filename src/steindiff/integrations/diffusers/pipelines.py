@@ -33,7 +33,7 @@ from steindiff._serialization import decode
 from steindiff._version import __version__
 from steindiff.calibrating import Progress, Recipe, with_restarts
 from steindiff.calibrating import calibrate as calibrate_solver
-from steindiff.calibration import Calibration, CalibrationSet
+from steindiff.calibration import Calibration, CalibrationSet, check_calibration
 from steindiff.grids.rules import Explicit, LogSNR
 from steindiff.integrations.diffusers import families, schedulers
 from steindiff.integrations.diffusers.capture import capture, chunks, deviation, modules_of, parts_of, strengths
@@ -110,6 +110,7 @@ def default_solver(scheduler: Any) -> Solver:
 
 def all_of(calibration: Calibration | CalibrationSet) -> tuple[Calibration, ...]:
     """One calibration, or those of a set."""
+    check_calibration(calibration)
     return calibration.calibrations if isinstance(calibration, CalibrationSet) else (calibration,)
 
 
