@@ -11,7 +11,7 @@ import steindiff
 
 SOURCE = Path(steindiff.__file__).parent
 LAYERS = (
-    ("_version", "_files", "_checks", "_environment", "_progress", "phi"),
+    ("_version", "_files", "_checks", "_environment", "_progress"),
     ("_serialization", "_discovery", "_distributed", "_weights"),
     ("levels",),
     ("tableau", "schedules"),

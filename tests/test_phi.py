@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steindiff.phi import decay_moment, lagrange, phi
+from steindiff.solvers.base import decay_moment, lagrange, phi
 
 
 @settings(max_examples=40)

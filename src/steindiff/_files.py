@@ -42,7 +42,7 @@ def _lock(path: Path) -> int | None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return descriptor
-    except (BlockingIOError, FileNotFoundError):  # or swept between making and locking it
+    except (BlockingIOError, FileNotFoundError):  # held by another, or swept meanwhile
         pass
     except OSError:  # a file system without locks
         return descriptor

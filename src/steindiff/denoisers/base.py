@@ -121,10 +121,8 @@ class NetworkDenoiser(CountingDenoiser):
         except RuntimeError as error:
             if "must match" not in str(error):
                 raise
-            raise ValueError(
-                f"network failed on a batch of {len(x)}: {error}; where labels are bound to it, give Model a function "
-                "of seeds that binds those of the batch, see docs/your-network.md"
-            ) from error
+            hint = "to bind labels to it give Model a function of the batch's seeds, see docs/your-network.md"
+            raise ValueError(f"network failed on a batch of {len(x)}: {error}; {hint}") from error
 
     def subset(self: Self, part: slice, batch: int) -> Self:
         smaller = copy.copy(self)

@@ -23,8 +23,7 @@ class Autocast(Wrapper):
     def __init__(self, denoiser: Denoiser, dtype: torch.dtype = torch.bfloat16) -> None:
         if dtype not in (torch.bfloat16, torch.float16):
             raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, got {dtype}")
-        self.denoiser = denoiser
-        self.dtype = dtype
+        self.denoiser, self.dtype = denoiser, dtype
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         with torch.autocast(x.device.type, self.dtype):
@@ -37,8 +36,7 @@ class Batched(Denoiser):
     def __init__(self, denoisers: Sequence[Denoiser], sizes: Sequence[int]) -> None:
         if len(denoisers) != len(sizes) or any(n < 1 for n in sizes):
             raise ValueError(f"sizes = {list(sizes)}: need one positive number for each of {len(denoisers)} denoisers")
-        self.denoisers = tuple(denoisers)
-        self.sizes = tuple(sizes)
+        self.denoisers, self.sizes = tuple(denoisers), tuple(sizes)
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         if len(x) != sum(self.sizes):
@@ -84,10 +82,8 @@ class Guided(Denoiser):
     def __init__(self, conditional: Denoiser, unconditional: Denoiser, scale: float, rescale: float = 0.0) -> None:
         number("scale", scale, 0.0)
         number("rescale", rescale, 0.0, 1.0)
-        self.conditional = conditional
-        self.unconditional = unconditional
-        self.scale = scale
-        self.rescale = rescale
+        self.conditional, self.unconditional = conditional, unconditional
+        self.scale, self.rescale = scale, rescale
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         c = self.conditional(x, level)
@@ -120,8 +116,7 @@ class StaticThreshold(Wrapper):
 
     def __init__(self, denoiser: Denoiser, bound: float = 1.0) -> None:
         number("bound", bound, 0.0, open_end=True)
-        self.denoiser = denoiser
-        self.bound = bound
+        self.denoiser, self.bound = denoiser, bound
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         return self.denoiser(x, level).clamp(-self.bound, self.bound)
@@ -136,9 +131,7 @@ class DynamicThreshold(Wrapper):
     def __init__(self, denoiser: Denoiser, quantile: float = 0.995, maximum: float = float("inf")) -> None:
         number("quantile", quantile, 0.0, 1.0, open_end=True)
         number("maximum", maximum, 1.0)
-        self.denoiser = denoiser
-        self.quantile = quantile
-        self.maximum = maximum
+        self.denoiser, self.quantile, self.maximum = denoiser, quantile, maximum
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         d = self.denoiser(x, level)

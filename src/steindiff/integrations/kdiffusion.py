@@ -64,12 +64,8 @@ class HostDenoiser(CountingDenoiser):
         device: torch.device | str | None = None,
         conditions: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model = model
-        self.extra_args = extra_args or {}
-        self.flow = flow
-        self.dtype = dtype
-        self.device = device
-        self._conditions = conditions or {}
+        self.model, self.extra_args, self._conditions = model, extra_args or {}, conditions or {}
+        self.flow, self.dtype, self.device = flow, dtype, device
         self.watched: dict[Level, tuple[Tensor, Tensor]] | None = None
         """If a dict: the latest state at each level, in the host's coordinates, and its denoised image."""
 

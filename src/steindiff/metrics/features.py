@@ -98,9 +98,7 @@ class InceptionFeatures(nn.Module):
 
     def __init__(self, network: nn.Module, size: int = 299, *, tf32: bool = False) -> None:
         super().__init__()
-        self.network = network.eval()
-        self.size = size
-        self.tf32 = tf32
+        self.network, self.size, self.tf32 = network.eval(), size, tf32
 
     @classmethod
     def load(cls, path: Path, device: torch.device | str = "cpu", *, tf32: bool = False) -> InceptionFeatures:

@@ -133,15 +133,12 @@ def charts(comparison: Comparison) -> list[Chart]:
     }
 
     def each(make: Callable[[Row], Iterable[Series]], *, reference: bool = False) -> dict[str, list[Series]]:
-        return {
-            str(nfe): [
-                line
-                for row in comparison.rows
-                if row.nfe == nfe or (reference and row.method == REFERENCE)
-                for line in make(row)
-            ]
-            for nfe in nfes(comparison)
-        }
+        made: dict[str, list[Series]] = {str(nfe): [] for nfe in nfes(comparison)}
+        for row in comparison.rows:
+            everywhere = reference and row.method == REFERENCE
+            for nfe in made if everywhere else made.keys() & {str(row.nfe)}:
+                made[nfe] += make(row)
+        return made
 
     frames = {
         "frechet-nfe": {"*": by_method(comparison, lambda r: r.nfe)},

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steindiff.levels import Level, Levels
-from steindiff.phi import decay_moment, lagrange
-from steindiff.solvers.base import Solver, check_order, euler, order_at
+from steindiff.solvers.base import Solver, check_order, decay_moment, euler, lagrange, order_at
 from steindiff.tableau import HERE, Row, Stage, Tableau
 
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from steindiff.levels import Level, Levels, linear
-from steindiff.phi import phi
-from steindiff.solvers.base import Solver, check_order, euler, order_at
+from steindiff.solvers.base import Solver, check_order, euler, order_at, phi
 from steindiff.tableau import HERE, Row, Stage, Tableau
 
 

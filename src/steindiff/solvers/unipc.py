@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steindiff.levels import Level, Levels, linear
-from steindiff.phi import phi
-from steindiff.solvers.base import Solver, check_order, order_at
+from steindiff.solvers.base import Solver, check_order, order_at, phi
 from steindiff.tableau import HERE, Row, Stage, Tableau
 
 

@@ -274,11 +274,8 @@ def announce(model: Model, recipe: Recipe, budgets: Sequence[int], batch: int) -
     logger.info("calibrating takes about %d evaluations of a sample, %d at a time", evaluations, batch)
     held = 2 * recipe.steps * seeds * math.prod(model.shape) * 4
     if held > SAID:
-        logger.warning(
-            "the fine trajectory of %d samples takes %.1f GB of main memory in float32; fewer seeds take less",
-            seeds,
-            held / 1e9,
-        )
+        taken = "the fine trajectory of %d samples takes %.1f GB of main memory in float32; fewer seeds take less"
+        logger.warning(taken, seeds, held / 1e9)
 
 
 def observed(known: Guidance, parts: Sequence[Tensor], model_output: Tensor) -> str:
@@ -399,12 +396,9 @@ class Stabilized:
     """An installed calibration. `undo`, or leaving the `with` block, gives the pipeline its scheduler back."""
 
     def __init__(self, pipe: Any, scheduler: Corrected, guard: GuidanceGuard | None) -> None:
-        self.pipe = pipe
-        self.scheduler = scheduler
-        self._guard = guard
+        self.pipe, self.scheduler, self._guard = pipe, scheduler, guard
         self._before = pipe.scheduler
-        scheduler._stein_guard = guard
-        pipe.scheduler = scheduler
+        pipe.scheduler, scheduler._stein_guard = scheduler, guard
 
     def undo(self) -> None:
         """Restore the pipeline's own scheduler, unless somebody has set another one since."""
