@@ -143,7 +143,9 @@ class Calibration:
 def check_calibration(given: object) -> None:
     """Refuse what is not a calibration, such as the path of one."""
     if not isinstance(given, Calibration | CalibrationSet):
-        raise TypeError(f"calibration must be a Calibration, got {shown(given)}; load a file by Calibration.load(path)")
+        raise TypeError(
+            f"calibration must be a Calibration, got {shown(given)}; of a file write Calibration.load(path)"
+        )
 
 
 def scales(calibration: Calibration) -> set[float]:

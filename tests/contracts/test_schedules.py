@@ -124,7 +124,7 @@ def test_levels_between():
     [
         (lambda: Karras(rho=0), "rho must be > 0, got 0"),
         (lambda: UniformTime(power=-1), "power must be > 0, got -1"),
-        (lambda: Discrete((0.5,)), "alphas_cumprod: need at least two"),
+        (lambda: Discrete((0.5,)), "alphas_cumprod must hold two or more"),
         (lambda: Discrete((0.5, 0.6)), "strictly decreasing"),
         (lambda: Explicit((5.0, 2.0))(EDM(), 3), "makes 2 steps only"),
     ],

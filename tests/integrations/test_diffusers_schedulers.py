@@ -548,7 +548,7 @@ def test_calibrations_of_another_solver_or_process_are_refused(name: str, config
 
 def test_a_calibration_of_another_class_is_refused():
     host = HOSTS["dpm"]
-    with pytest.raises(ValueError, match="but this EDMFamily scheduler has 1, 157"):
+    with pytest.raises(ValueError, match="but this EDMFamily scheduler has alpha = 1, sigma = 157"):
         HOSTS["edm"].stein(stein_calibration=calibration_for(host.stein(), host.solver))
 
 

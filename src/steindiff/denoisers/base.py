@@ -121,7 +121,7 @@ class NetworkDenoiser(CountingDenoiser):
         except RuntimeError as error:
             if "must match" not in str(error):
                 raise
-            hint = "to bind labels to it give Model a function of the batch's seeds, see docs/your-network.md"
+            hint = "where labels are bound to it, give Model a function of seeds, see docs/your-network.md"
             raise ValueError(f"network failed on a batch of {len(x)}: {error}; {hint}") from error
 
     def subset(self: Self, part: slice, batch: int) -> Self:

@@ -149,7 +149,8 @@ def check_replay(
         if not preserving or calibration.conditions.get("prediction") != "epsilon":
             raise ValueError(
                 f"calibration: it tells the network other levels than it steps on, on {type(schedule).__name__}; here "
-                "conditions must say prediction = 'epsilon'; measure it in this host, or without Search.telling"
+                "that works for noise prediction only, and conditions do not say prediction = 'epsilon'; measure it "
+                "in this host, or without Search.telling"
             )
     own, given = sigmas_of(calibration).double(), sigmas.double().cpu()
     if len(own) != len(given) or not torch.allclose(given, own, rtol=1e-3, atol=1e-6):

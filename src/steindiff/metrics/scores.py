@@ -81,7 +81,8 @@ def precision_recall(real: Tensor, sampled: Tensor, k: int = 3) -> PrecisionReca
     Reference: Kynkäänniemi et al. (2019), arXiv:1904.06991.
     """
     if real.ndim != 2 or sampled.ndim != 2 or real.shape[1] != sampled.shape[1]:
-        raise ValueError(f"real and sampled must be (N, F) and (M, F), got {[*real.shape]} and {[*sampled.shape]}")
+        one, other = tuple(real.shape), tuple(sampled.shape)
+        raise ValueError(f"real and sampled must have shapes (N, F) and (M, F), got {one} and {other}")
     if not 1 <= k < min(len(real), len(sampled)):
         raise ValueError(f"k must be from 1 to {min(len(real), len(sampled)) - 1}, less than the smaller set, got {k}")
     real, sampled = real.double(), sampled.double()

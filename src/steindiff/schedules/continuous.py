@@ -167,7 +167,7 @@ class Discrete(Schedule):
         bars = tuple(float(a) for a in self.alphas_cumprod)
         if len(bars) < 2 or not all(0.0 < a < 1.0 for a in bars) or any(a <= b for a, b in pairwise(bars)):
             given = f"{len(bars)} from {bars[:1]} to {bars[-1:]}"
-            raise ValueError(f"alphas_cumprod must hold two or more falling values in (0, 1), got {given}")
+            raise ValueError(f"alphas_cumprod must hold two or more strictly decreasing values in (0, 1), got {given}")
         object.__setattr__(self, "alphas_cumprod", bars)
         object.__setattr__(self, "_lam", tuple(0.5 * math.log(a / (1.0 - a)) for a in bars))
         if math.isnan(self.t_max):

@@ -377,7 +377,7 @@ def inputs_of(call: Asked, scaled: Tensor, copies: int) -> Inputs:
             if close(part, states, tolerance):
                 return Inputs(shape, given.narrow(axis, 0 if first else n, rest).clone(), axis, first, call.listed)
     state = tuple(scaled.shape[1:])
-    raise Unfit(f"its network is given not the state, {state}, but {shape} made from it (frames, masks, patches)")
+    raise Unfit(f"its network is not given the state, {state}, but {shape} made from it (frames, masks, patches)")
 
 
 def rebuild(steps: Sequence[Recorded], settings: Mapping[str, Any], layout: Layout | None) -> Guided:
