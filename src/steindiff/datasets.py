@@ -79,9 +79,7 @@ class Package:
         except subprocess.CalledProcessError as error:
             lines = [line.strip() for line in error.stderr.splitlines() if line.strip()]
             reason = lines[-1] if lines else f"exit code {error.returncode}"
-            raise Unavailable(
-                f"{self.spec}: {command[0]} cannot download it; is there a network? ({reason})"
-            ) from error
+            raise Unavailable(f"{self.spec}: {command[0]} failed; is there network access? ({reason})") from error
 
 
 class SourceDistribution(Package):
