@@ -460,7 +460,8 @@ def check_network(calibration: Calibration, pipe: Any) -> None:
             try:
                 check_identity(known, module)
             except ValueError as error:
-                way_out = "calibrate with its LoRA, quantisation or fine-tuning, or use stabilize(…, check=False)"
+                other = "a LoRA, quantisation or fine-tuning makes another network"
+                way_out = f"{other}: calibrate that one, or use stabilize(…, check=False)"
                 raise ValueError(f"{error}; {way_out}") from None
         elif known is not None or module is not None:
             raise ValueError(f"{name}: the calibration was measured with{'out' if known is None else ''} one")
