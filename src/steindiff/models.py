@@ -64,6 +64,8 @@ def load(name: str, guidance: float = 1.0, device: torch.device | str = "cpu", *
     """
     number("guidance", guidance, 0.0)
     network = zoo.load(name, device)
+    if torch.device(device).type == "cpu":  # there channels last is a fifth faster, on a GPU only in half precision
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrap, schedule = PARAMETERISATIONS[type(network)]
     denoiser = ByLabel(torch.compile(network) if compiled else network, wrap, network.num_classes, guidance)
     return Model(denoiser, schedule(network), network.shape, device=device, name=name, condition=denoiser.label)

@@ -121,6 +121,4 @@ def load(name: str, device: torch.device | str = "cpu", *, path: Path | None = N
     else:
         tensors = weights.read(path)
     weights.assign(net, tensors, str(path))
-    # Convolutions are faster with channels last on a CPU; on a GPU only in half precision.
-    layout = torch.channels_last if torch.device(device).type == "cpu" else torch.preserve_format
-    return net.to(device, memory_format=layout).eval().requires_grad_(False)  # type: ignore[call-overload]
+    return net.to(device).eval().requires_grad_(False)
