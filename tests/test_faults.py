@@ -145,7 +145,7 @@ def test_a_second_clone_is_not_ignored(tmp_path):
     for name in ("edm", "edm2"):
         (tmp_path / name / "training").mkdir(parents=True)
         (tmp_path / name / "training" / "networks.py").write_text(f"NAME = {name!r}")
-        with edm.importable(tmp_path / name):
+        with edm.importable(tmp_path / name, tmp_path / "network.pkl"):
             import training.networks
 
             found.append(training.networks.NAME)

@@ -118,7 +118,7 @@ def test_bad_features_are_named():
         Moments.of(features(9, 4, 0)) + Moments.of(features(9, 5, 0))
     with pytest.raises(ValueError, match="count = 1"):
         _ = Moments.of(features(1, 4, 0)).covariance
-    with pytest.raises(ValueError, match=r"got \(2,\) and \(3, 3\)"):
+    with pytest.raises(ValueError, match=r"got \(2,\), \(3, 3\)"):
         Moments(2, torch.zeros(2), torch.zeros(3, 3))
 
 

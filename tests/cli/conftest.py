@@ -11,6 +11,7 @@ import torch
 import toys
 from steindiff.calibration import Calibration
 from steindiff.cli.app import run
+from steindiff.cli.output import console
 from steindiff.cli.options import MODELS
 from steindiff.denoisers import Guided
 from steindiff.denoisers.base import CountingDenoiser
@@ -59,6 +60,7 @@ def steindiff(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) ->
     monkeypatch.setattr("steindiff.cli.commands.compare.shipped_calibration", shipped)
 
     def call(line: str) -> Outcome:
+        console.cache_clear()  # it keeps the width of the terminal it was made in
         code = run(line.split())
         return Outcome(code, *capsys.readouterr())
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
-from hosts import HOSTS, Host
 
 from steindiff import sample
 from steindiff._files import write_json
@@ -24,6 +24,9 @@ from steindiff.integrations.diffusers.families import family_of
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
 ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "examples"), str(ROOT / "tests")]
+from hosts import HOSTS, Host  # noqa: E402
+
 RESULTS, PAGE = ROOT / "benchmarks/results/support.json", ROOT / "docs/diffusers.md"
 MARKS = "<!-- table:support -->", "<!-- /table:support -->"
 STEPS = 4
