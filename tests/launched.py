@@ -39,7 +39,7 @@ def die_after_a_shard() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    MODELS["digits"] = lambda guidance, device, compiled=False: toys.model()
+    MODELS["digits"] = lambda guidance, device, **options: toys.model()
     evaluate.Evaluation.inception = staticmethod(pooled)
     if "DIE" in os.environ and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         die_after_a_shard()

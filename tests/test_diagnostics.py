@@ -301,3 +301,15 @@ def test_digits_are_what_the_benchmarks_say_they_are():
     assert float(digits().min()) == -1.0
     assert float(digits().max()) == 1.0
     assert math.isclose(float(digits_denoiser().weights.sum()), 1.0)
+
+
+def test_a_network_with_channels_last_is_told_what_to_do():
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.GroupNorm(2, 8), torch.nn.Conv2d(8, 3, 1)
+    )
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    wanted = operator_norm(network, x, torch.Generator().manual_seed(1), iterations=3)
+    assert bool((wanted > 0).all())
+    network.to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match=r"channels last; lay it out with .*, or leave Lipschitz constants out"):
+        operator_norm(network, x, torch.Generator().manual_seed(1), iterations=3)

@@ -65,7 +65,7 @@ def digits() -> torch.Tensor:
     return torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
 
 
-def toy(guidance: float = 1.0, device: str = "cpu", compiled: bool = False, name: str = "digits") -> Model:
+def toy(guidance: float = 1.0, device: str = "cpu", name: str = "digits", **options: bool) -> Model:
     data = digits()[:100]
     return Model(Mixture(data, torch.full((len(data),), 0.02), torch.ones(len(data))), EDM(), (1, 8, 8), name=name)
 

@@ -320,3 +320,9 @@ def test_a_compiled_model_calls_the_compiled_network(monkeypatch: pytest.MonkeyP
     x, level = torch.randn(2, *plain.shape), plain.schedule.level(500.0)
     assert torch.equal(plain.denoiser_for([3, 4])(x, level), fast.denoiser_for([3, 4])(x, level))
     assert [conditions["labels"].tolist() for conditions in compiled] == [[3, 4]]
+
+
+def test_forward_only_is_the_same_model_in_another_layout():
+    x, level = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0)), load("fashion").schedule.at(0.0)
+    plain, last = (load("fashion", forward_only=given).denoiser_for([0, 1])(x, level) for given in (False, True))
+    torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-5)

@@ -172,13 +172,13 @@ class DCT(Basis):
         out = x @ right.T
         if len(self.shape) == 4:
             out = product(dct_matrix(self.shape[2], x.dtype, x.device), out).flatten(-2)
-        return product(left, out).view(x.shape)
+        return product(left, out).reshape(x.shape)
 
     def inverse(self, coefficients: Tensor) -> Tensor:
         x = coefficients
         left, right = self._left(x), dct_matrix(self.shape[-1], x.dtype, x.device)
         if len(self.shape) == 4:
-            x = product(left.T, x.flatten(-2)).view(x.shape)
+            x = product(left.T, x.flatten(-2)).reshape(x.shape)
             left = dct_matrix(self.shape[2], x.dtype, x.device)
         return product(left.T, x) @ right
 
@@ -186,7 +186,7 @@ class DCT(Basis):
 def product(left: Tensor, x: Tensor) -> Tensor:
     """`left`, `(n, n)`, times every n rows of `x`, `(B, *, W)`, in one batched product."""
     rows = x.reshape(-1, len(left), x.shape[-1])
-    return torch.bmm(left.expand(len(rows), -1, -1), rows).view(x.shape)
+    return torch.bmm(left.expand(len(rows), -1, -1), rows).reshape(x.shape)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,14 @@ def on_device(network: Callable[..., Tensor], x: Tensor, t: Tensor, labels: Tens
     return network(x, t, labels=labels.to(x.device))
 
 
-def load(name: str, guidance: float = 1.0, device: torch.device | str = "cpu", *, compiled: bool = False) -> Model:
+def load(
+    name: str,
+    guidance: float = 1.0,
+    device: torch.device | str = "cpu",
+    *,
+    compiled: bool = False,
+    forward_only: bool = False,
+) -> Model:
     """A model that ships with the package; the label of a seed is its remainder modulo the number of classes.
 
     Args:
@@ -61,10 +68,11 @@ def load(name: str, guidance: float = 1.0, device: torch.device | str = "cpu", *
         guidance: scale w of classifier-free guidance; 1 is the conditional model, 0 the unconditional one.
         device: where to run it.
         compiled: call it through `torch.compile`, which compiles at the first call of a batch size.
+        forward_only: lay it out with channels last: faster on a CPU, but torch takes no forward derivative through it.
     """
     number("guidance", guidance, 0.0)
     network = zoo.load(name, device)
-    if torch.device(device).type == "cpu":  # there channels last is a fifth faster, on a GPU only in half precision
+    if forward_only:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrap, schedule = PARAMETERISATIONS[type(network)]
     denoiser = ByLabel(torch.compile(network) if compiled else network, wrap, network.num_classes, guidance)

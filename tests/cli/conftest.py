@@ -11,8 +11,8 @@ import torch
 import toys
 from steindiff.calibration import Calibration
 from steindiff.cli.app import run
-from steindiff.cli.output import console
 from steindiff.cli.options import MODELS
+from steindiff.cli.output import console
 from steindiff.denoisers import Guided
 from steindiff.denoisers.base import CountingDenoiser
 from steindiff.model import Model
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     err: str
 
 
-def digits(guidance: float, device: str, *, compiled: bool = False) -> Model:
+def digits(guidance: float, device: str, *, compiled: bool = False, forward_only: bool = False) -> Model:
     one = toys.denoiser()
     return toys.model(denoiser=one if guidance == 1.0 else Guided(one, one, guidance))
 
@@ -45,7 +45,7 @@ class Hungry(CountingDenoiser):
 
 
 def hungry(room: int) -> Callable[..., Model]:
-    return lambda guidance, device, compiled=False: Model(Hungry(room), SCHEDULES["edm"], toys.SHAPE, name="hungry")
+    return lambda guidance, device, **options: Model(Hungry(room), SCHEDULES["edm"], toys.SHAPE, name="hungry")
 
 
 def shipped(model: Model, solver: Solver, nfe: int) -> Calibration | None:

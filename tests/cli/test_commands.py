@@ -166,7 +166,7 @@ def test_calibrate_then_sample(steindiff, tmp_path):
 def test_calibrate_prints_ratios_of_noise_to_signal(steindiff, tmp_path, monkeypatch):
     """Under VP σ says nothing near pure noise: "σ 1 → 1 → 0.998"."""
     subject = Model(Gaussian(torch.zeros(3), torch.ones(3)), VP(), (3,), name="flat")
-    monkeypatch.setitem(MODELS, "flat", lambda guidance, device, compiled=False: subject)
+    monkeypatch.setitem(MODELS, "flat", lambda guidance, device, **options: subject)
     done = steindiff(f"calibrate --model flat --nfe 3 --num 6 --search 0 --out {tmp_path}")
     levels = Calibration.load(tmp_path / "flat-dpmpp-2m-3.json").levels
     assert f"σ/α {' → '.join(f'{level.ratio:.3g}' for level in levels)}\n" in done.out

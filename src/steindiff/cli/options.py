@@ -21,7 +21,7 @@ from steindiff.models import load
 from steindiff.solvers import SOLVERS
 
 MODELS: dict[str, Callable[..., steindiff.model.Model]] = {name: partial(load, name) for name in zoo.names()}
-"""What `--model` takes: name → function of `guidance`, `device` and `compiled`."""
+"""What `--model` takes: name → function of `guidance`, `device`, `compiled` and `forward_only`."""
 
 Model = Annotated[
     str,

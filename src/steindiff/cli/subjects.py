@@ -70,11 +70,13 @@ def subject(
     device: str = "auto",
     *,
     compiled: bool = False,
+    forward_only: bool = False,
     prompts: Sequence[str] = (),
     batch: int = 16,
 ) -> Subject:
     """What a name means; arguments as the options of these names say. `batch` bounds one network call of a pipeline.
 
+    `forward_only` promises that no derivative is taken of an embedded model.
     An object's own model decides where it runs, unless its function takes `device`.
     """
     device, embedded = options.device(device), name in MODELS
@@ -87,7 +89,9 @@ def subject(
         if given and not right:
             raise ValueError(f"{option} does nothing for model = {name!r}; leave it out")
     if embedded or (not pipeline and ":" not in name and SUFFIX not in name):
-        model = named("model", name, MODELS)(guidance=guidance, device=device, compiled=compiled)
+        model = named("model", name, MODELS)(
+            guidance=guidance, device=device, compiled=compiled, forward_only=forward_only
+        )
     elif pipeline:
         return of_pipeline(name, guidance, device, prompts, batch)
     else:

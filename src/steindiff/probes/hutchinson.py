@@ -201,8 +201,16 @@ def forward_mode() -> Iterator[None]:
 
 def pushforward(function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     """Jv, `(B, *)`, of a function `(B, *)` to `(B, *)` at `x`."""
-    with forward_mode():
-        tangent: Tensor = torch.func.jvp(function, (x.detach().contiguous(),), (v.contiguous(),))[1]
+    try:
+        with forward_mode():
+            tangent: Tensor = torch.func.jvp(function, (x.detach().contiguous(),), (v.contiguous(),))[1]
+    except RuntimeError as error:
+        if "view size" not in str(error):
+            raise
+        raise ValueError(  # torch's own group norm, for one
+            "network: torch takes no forward derivative through channels last; lay it out with "
+            "`network.to(memory_format=torch.contiguous_format)`, or leave Lipschitz constants out"
+        ) from error
     return tangent.detach()
 
 

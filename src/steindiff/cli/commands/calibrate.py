@@ -53,7 +53,7 @@ def command(
     nfes = options.numbers("nfe", nfe)
     chosen = SOLVERS.resolve("solver", solver)
     recipe = Recipe(seeds=options.seeds(num, seed), search=None if search == 0 else Search(iterations=search))
-    subject = subjects.subject(model, guidance, device, prompts=prompt or (), batch=batch)
+    subject = subjects.subject(model, guidance, device, forward_only=True, prompts=prompt or (), batch=batch)
     folder(out)
     made = subject.calibrate(nfes, chosen, recipe, batch)
     if rank().rank:
