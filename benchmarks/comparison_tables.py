@@ -17,6 +17,7 @@ from typing import Any
 
 from comparison import ABLATIONS, BUDGETS, METHODS, REPEATED
 from pages import fill, rows
+from third_party import PLAIN
 
 ROOT = Path(__file__).parent.parent
 SOLVERS = {
@@ -155,7 +156,6 @@ FIELDS = {
     "superresolution": "super-resolution of Fashion-MNIST",
     "signals": "signals, 1-D",
 }
-GRIDS = ("logsnr", "edm", "uniform")
 
 
 def fields(records: Sequence[Record]) -> str:
@@ -165,7 +165,7 @@ def fields(records: Sequence[Record]) -> str:
         same = {r["method"]: r for r in records if (r["model"], r["nfe"], r["solver"]) == (model, nfe, "dpmpp-2m")}
         if not same:
             continue
-        best = min((same[grid] for grid in GRIDS), key=lambda r: r["honest"])
+        best = min((same[grid] for grid in PLAIN), key=lambda r: r["honest"])
         body.append([FIELDS[model], str(nfe)])
         for key in ("honest", "spectrum", "spread", "rms"):
             scale = best["floor"] if key == "honest" else 1.0

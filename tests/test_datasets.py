@@ -83,7 +83,7 @@ def test_failed_fetch_is_one_line_and_leaves_nothing(cache, client, message):
 def test_slow_client_is_given_up(monkeypatch):
     monkeypatch.setattr(datasets, "_SECONDS", 0.2)
     with pytest.raises(Unavailable, match="took more than"):
-        Package("thing@1", "t", "0" * 64, (sys.executable, "-c", "import time; time.sleep(9)")).fetch()
+        Package("thing@1", "t", "0" * 64, (sys.executable, "-c", "import threading; threading.Event().wait()")).fetch()
 
 
 def test_altered_cached_package_is_named(cache):

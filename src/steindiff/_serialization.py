@@ -66,7 +66,7 @@ def decode(name: str, value: Any, kind: Any) -> Any:
         return kind(*_sequence(name, value, tuple(hints[: max(given, len(hints) - len(defaults))])))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return record(name, _object(name, value), kind)
-    raise ValueError(f"{name} cannot be read from a file: there is no rule for {kind}")
+    raise ValueError(f"{name} cannot be read from a file: no rule reads {kind}")
 
 
 SPELLED = {str: "text", bool: "true or false", types.NoneType: "null"}

@@ -30,7 +30,7 @@ class StepInfo(NamedTuple):
 
 
 class Cancelled(RuntimeError):
-    """A callback asked to stop; there is no result."""
+    """A callback asked to stop, and nothing was made."""
 
 
 @dataclass(frozen=True, kw_only=True)

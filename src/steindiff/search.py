@@ -213,7 +213,7 @@ class Search:
         return sorted(found, key=lambda c: (-c.i, c.level))
 
     def iterations_of(self, steps: int) -> int:
-        """How many iterations runs of so many steps are searched for, at most."""
+        """How many iterations runs of `steps` steps are searched for, at most."""
         return (3 if steps < FEW_STEPS else 2) if self.iterations is None else self.iterations
 
     def trials(self, solver: Solver, levels: Levels) -> int:

@@ -133,7 +133,7 @@ def own_grid(pipe: Any, steps: int, call: Mapping[str, Any]) -> tuple[Explicit, 
         pipe(**{**chunks(call, 1)[0], "num_inference_steps": steps, "output_type": "latent"})
     except Enough:
         pass
-    except Exception:  # this pipeline cannot run with so few steps: there is nothing to beat
+    except Exception:  # it cannot run with this few steps: nothing to beat
         return ()
     finally:
         pipe.scheduler = before
