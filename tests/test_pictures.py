@@ -14,7 +14,7 @@ from PIL import Image
 import drills
 from damage import Trap
 from steindiff._distributed import Rank
-from steindiff.images import Archive, Folder
+from steindiff.images import STRIPE, Archive, Folder
 from steindiff.production import Images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (11, 4, 5, 3), dtype=np.uint8)
@@ -66,6 +66,15 @@ def test_a_share_of_a_production_reads_its_own_shards_only(tmp_path):
     assert sum(len(part) for part in images.batches(4, Rank(1, 3))) == 4
     with pytest.raises(FileNotFoundError):
         list(images.batches(4, Rank(0, 3)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_pictures_of_several_stripes_are_what_pil_reads(mode, tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, (2 * STRIPE + 7, 5, 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(tmp_path / "a.png", **({"transparency": 3} if mode == "P" else {}))
+    with Image.open(tmp_path / "a.png") as image:
+        expected = np.array(image.convert("RGB"))
+    assert np.array_equal(next(Folder(tmp_path).batches(1))[0].movedim(0, -1), expected)
 
 
 def test_bad_folders_are_named(tmp_path):
