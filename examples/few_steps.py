@@ -1,4 +1,4 @@
-"""Sixteen images in five network evaluations each, plain and calibrated, as one picture.
+"""Eight images in five network evaluations each, plain and calibrated, as one picture.
 
     python examples/few_steps.py
 
@@ -18,7 +18,7 @@ def main() -> None:
     model, plain = sd.load("cifar10"), sd.Sampler("dpmpp-2m", grid="edm", nfe=5)
     calibration = sd.shipped_calibration(model, sd.SOLVERS["dpmpp-2m"], 5)
     samplers = [plain] if calibration is None else [plain, calibration.sampler()]
-    rows = [torch.cat(list(sampler(model, seeds=range(16)).x), dim=2) for sampler in samplers]
+    rows = [torch.cat(list(sampler(model, seeds=range(8)).x), dim=2) for sampler in samplers]
     to_image(torch.cat(rows, dim=1)).save("few_steps.png")
 
 

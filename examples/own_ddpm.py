@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     tiny = parser.parse_args(argv).tiny
 
     data = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
-    network = train(data, steps=200 if tiny else 1500)
+    network = train(data, steps=60 if tiny else 1500)
     model = sd.Model(sd.Epsilon(lambda x, t: network(x, t.round().long())), SCHEDULE, shape=(1, 8, 8), name="ddpm")
     mean = float(data.var(0).mean().sqrt())
     for t in (100, 400):
