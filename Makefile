@@ -10,7 +10,7 @@ demo: $(VENV)/.demo
 	$(BIN)/steindiff compare --out $(OUT)
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q
 
 # What depends on versions: the engine, probes, calibration, files, metrics, commands, a host.
 CORE := tests/test_denoisers.py tests/test_sample.py tests/test_probes.py tests/test_calibration.py tests/test_search.py \

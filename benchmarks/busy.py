@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--busy", type=int, default=8)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "busy.json")
     arguments = parser.parse_args()
-    command = [sys.executable, "-m", "pytest", "-n", "auto", "-q", *arguments.paths]
+    command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", "-q", *arguments.paths]
     runs: list[dict[str, int]] = []
     for _ in range(arguments.times):
         crowd = [multiprocessing.Process(target=spin, daemon=True) for _ in range(arguments.busy)]
