@@ -16,18 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from comparison import ABLATIONS, BUDGETS, METHODS, REPEATED
-from pages import fill, rows
+from pages import TITLES, fill, rows
 from third_party import PLAIN
 
 ROOT = Path(__file__).parent.parent
-SOLVERS = {
-    "ddim": "DDIM",
-    "dpmpp-2m": "DPM-Solver++(2M)",
-    "dpmpp-3m": "DPM-Solver++(3M)",
-    "unipc-bh1-3": "UniPC-3 (bh1)",
-    "ipndm": "iPNDM",
-    "v3": "DPM-Solver-v3",
-}
+SOLVERS = ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm", "v3")
 ROWS: dict[str, tuple[str, ...]] = {
     "plain, better grid": ("edm", "logsnr"),
     "epsilon scaling": ("epsilon-scaling",),
@@ -95,7 +88,7 @@ def by_budget(records: Sequence[Record], measure: str) -> str:
             f"**{text}**" if c is not None and c[measure] == low and not c["training"] else text
             for text, c, low in zip(shown, cells, least, strict=True)
         ]
-        body.append([SOLVERS[solver] if solver != before else "", title, *shown])
+        body.append([TITLES[solver] if solver != before else "", title, *shown])
         before = solver
     many = teacher(records)
     body.append(["Heun", f"many steps ({many['network_calls']})", f"{many[measure]:.2f}", *[""] * (len(BUDGETS) - 1)])

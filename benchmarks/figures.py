@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from comparison import ABLATIONS, BUDGETS, METHODS, REPEATED
-from pages import fill, rows
+from pages import TITLES, fill, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -64,21 +64,14 @@ def headline() -> str:
     return f"{table}\n\nThe model itself (Heun, 35 NFE): own {own:.2f}, which is the floor, and FID {fid:.2f}."
 
 
-NAMES = {
-    "dpmpp-2m": "DPM-Solver++(2M)",
-    "dpmpp-3m": "DPM-Solver++(3M)",
-    "unipc-bh1-3": "UniPC-3 (bh1)",
-    "ddim": "DDIM",
-    "ipndm-4": "iPNDM-4",
-    "heun": "Heun",
-}
+SOLVERS = ("dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ddim", "ipndm-4", "heun")
 
 
 def solvers() -> str:
     """FID of every solver, plain and calibrated, and own over the floor."""
     floor = teacher(SMALL)["own"]
     body = []
-    for solver, title in NAMES.items():
+    for solver in SOLVERS:
         ours = {r["nfe"]: r for r in SMALL if r["method"] == "calibrated" and r["solver"] == solver}
         plain_fids = {
             nfe: [
@@ -92,7 +85,7 @@ def solvers() -> str:
             for nfe in BUDGETS
         }
         cells = [f"{min(plain_fids[nfe]):.2f}" if plain_fids[nfe] else "–" for nfe in BUDGETS]
-        body.append([title, "plain, better grid: FID", *cells])
+        body.append([TITLES[solver], "plain, better grid: FID", *cells])
         body.append(["", "calibrated: FID", *(number(ours.get(nfe), "fid") for nfe in BUDGETS)])
         ratios = [f"{ours[nfe]['own'] / floor:.2f}" if nfe in ours else "–" for nfe in BUDGETS]
         body.append(["", "calibrated: own / floor", *ratios])

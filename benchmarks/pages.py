@@ -6,6 +6,18 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+TITLES = {
+    "dpmpp-2m": "DPM-Solver++(2M)",
+    "dpmpp-3m": "DPM-Solver++(3M)",
+    "unipc-bh1-3": "UniPC-3 (bh1)",
+    "ddim": "DDIM",
+    "ipndm": "iPNDM",
+    "ipndm-4": "iPNDM-4",
+    "v3": "DPM-Solver-v3",
+    "heun": "Heun",
+}
+"""What pages call a solver."""
+
 
 def rows(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""

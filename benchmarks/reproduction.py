@@ -129,8 +129,9 @@ class Evidence:
         parts = []
         for r in found:
             k = max(range(len(r["sigma"])), key=lambda i: r["denoiser_max"][i])
-            who, high, late = r.get("subject") or r["model"], r["denoiser_max"][k], r["denoiser_max"][-1]
-            parts.append(f"{who} {high:.2g} at σ = {r['sigma'][k]:.2g}, {late:.2g} at {r['sigma'][-1]:.2g}")
+            who, grid = r.get("subject") or r["model"], r["grid"].removesuffix("-to-zero")
+            high, late = (f"{r['denoiser_max'][i]:.2g} at σ = {r['sigma'][i]:.2g}" for i in (k, -1))
+            parts.append(f"{who} on the {grid} grid {high}, {late}")
         return "largest L_D, and the last step's: " + "; ".join(parts) if parts else MISSING
 
     def one_over_one_minus_r(self) -> str:

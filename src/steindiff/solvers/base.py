@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from steindiff.levels import Level, Levels, linear
 from steindiff.tableau import Row, Tableau
 
-FEW_STEPS = 15
+LOWERED_BELOW = 15
 """Below this number of steps public multistep implementations lower the order at the end of a run."""
 
 
@@ -45,7 +45,7 @@ def order_at(order: int, levels: Levels, i: int, *, lower_order_final: bool) -> 
     allowed = min(order, i + 1)
     if levels[i + 1].sigma == 0.0:
         return 1
-    if lower_order_final and levels.steps < FEW_STEPS:
+    if lower_order_final and levels.steps < LOWERED_BELOW:
         allowed = min(allowed, levels.steps - i)
     return allowed
 
