@@ -20,6 +20,8 @@ from pages import TITLES, fill, rows
 from third_party import PLAIN
 
 ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "benchmarks" / "results" / "comparison.json"
+PAGE = ROOT / "docs" / "comparison.md"
 SOLVERS = ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm", "v3")
 ROWS: dict[str, tuple[str, ...]] = {
     "plain, better grid": ("edm", "logsnr"),
@@ -169,28 +171,35 @@ def fields(records: Sequence[Record]) -> str:
     return rows(head, body)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--records", type=Path, default=ROOT / "benchmarks" / "results" / "comparison.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "comparison.md")
-    args = parser.parse_args()
-    records: list[Record] = json.loads(args.records.read_text(encoding="utf-8"))
+def tables(path: Path = RECORDS) -> dict[str, str]:
+    """Every table of the page, by name."""
+    records: list[Record] = json.loads(path.read_text(encoding="utf-8"))
     if any(record["features"][0] == "random" for record in records):
-        raise SystemExit(f"{args.records}: holds records of a dry run (--quick); measure with Inception features")
+        raise SystemExit(f"{path}: holds records of a dry run (--quick); measure with Inception features")
+    made = {}
     for model in dict.fromkeys(record["model"] for record in records):
         here = [record for record in records if record["model"] == model]
         samples = max(record["samples"] for record in here)
         here = [record for record in here if record["samples"] == samples]
-        for name, table in {
-            "own": by_budget(here, "own"),
-            "fid": by_budget(here, "fid") if teacher(here)["fid"] is not None else "Not measured.",
-            "others": others(here),
-            "costs": costs(here),
-        }.items():
-            fill(args.page, f"comparison-{model}-{name}", table)
-    other = args.records.with_name("third_party.json")
+        made[f"comparison-{model}-own"] = by_budget(here, "own")
+        made[f"comparison-{model}-fid"] = (
+            by_budget(here, "fid") if teacher(here)["fid"] is not None else "Not measured."
+        )
+        made[f"comparison-{model}-others"] = others(here)
+        made[f"comparison-{model}-costs"] = costs(here)
+    other = path.with_name("third_party.json")
     if other.exists():
-        fill(args.page, "fields", fields(json.loads(other.read_text(encoding="utf-8"))))
+        made["fields"] = fields(json.loads(other.read_text(encoding="utf-8")))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    args = parser.parse_args()
+    for name, text in tables(args.records).items():
+        fill(args.page, name, text)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
     python benchmarks/determinism.py                  # the rows of a CPU
     python benchmarks/determinism.py --device cuda    # those of a GPU, in seconds; the others stay
-    python benchmarks/determinism.py --tables         # docs/scale.md from the records, nothing measured
 
-Every row of `CLAIMS` is checked by tests/test_determinism.py. Writes `benchmarks/results/determinism.json` and, with
-`benchmarks/results/{soak,drills,fuzz}.json`, the tables of `docs/scale.md`.
+Every row of `CLAIMS` is checked by tests/test_determinism.py. Writes `benchmarks/results/determinism.json`;
+`benchmarks/scale_tables.py` puts it into `docs/scale.md`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +22,13 @@ from torch import Tensor
 
 from recording import machine
 from steindiff import Model, Sampler, load
-from steindiff._files import write_json, write_text
+from steindiff._files import write_json
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 import drills  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "scale.md"
 SEEDS = range(6)
 SAMPLER = Sampler("dpmpp-2m", nfe=3)
 GPU = "cuda"
@@ -113,20 +111,10 @@ def measurable(name: str) -> bool:
     return name not in ON_GPU or torch.cuda.is_available()
 
 
-def spelled(value: float | None, missing: str = "not promised") -> str:
-    if value is None:
-        return missing
-    return "equal to the bit" if value == 0.0 else f"{value:.0e}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="whose rows are measured")
-    parser.add_argument("--tables", action="store_true", help="only fill the page")
-    arguments = parser.parse_args()
-    if not arguments.tables:
-        record(RESULTS / "determinism.json", arguments.device)
-    tables(PAGE)
+    record(RESULTS / "determinism.json", parser.parse_args().device)
 
 
 def record(path: Path, device: str) -> None:
@@ -152,47 +140,6 @@ def record(path: Path, device: str) -> None:
     write_json(path, {**facts, **machines, "claims": rows})
     if broken := [n for n, c in CLAIMS.items() if None not in (c.promise, found[n]) and found[n] > c.promise]:
         raise SystemExit(f"promises that do not hold: {', '.join(broken)}")
-
-
-def fill(page: Path, name: str, header: Sequence[str], body: Sequence[Sequence[str]], remark: str = "") -> None:
-    """Put a table between its marks."""
-    lines = [" | ".join(row) for row in (header, ["---"] * len(header), *body)]
-    mark, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
-    before, _, rest = page.read_text(encoding="utf-8").partition(mark)
-    table = "\n".join(f"| {line} |" for line in lines)
-    write_text(page, f"{before}{mark}\n\n{table}\n{remark}\n{end}{rest.partition(end)[2]}")
-
-
-def tables(page: Path) -> None:
-    """Fill the page from the records."""
-    claims = json.loads((RESULTS / "determinism.json").read_text())["claims"].values()
-    body = [[c["change"], spelled(c["promise"]), spelled(c["measured"], "not measured")] for c in claims]
-    fill(page, "determinism", ["what changes", "images differ at most by", "measured"], body)
-    found = json.loads((RESULTS / "soak.json").read_text())
-    numbers = ", ".join(f"{name} {found[name]}" for name in ("lost", "duplicated", "different"))
-    drilled = json.loads((RESULTS / "drills.json").read_text())["drills"].values()
-    body = [[f"soak: {name}", str(f["tried"]), str(f["held"])] for name, f in found["faults"].items()]
-    body += [[f"drill: {d['what'][0].lower()}{d['what'][1:]}", str(d["tried"]), str(d["held"])] for d in drilled]
-    fill(page, "faults", ["fault", "tried", "held"], body, f"\nSoak, {found['images']:,} images: {numbers}.\n")
-    fuzzed = json.loads((RESULTS / "fuzz.json").read_text())
-    body = [
-        [reader, *(f"{sum(test[name] for test in tests):,}" for name in ("cases", "failures")), f"{peak(tests):.1f}"]
-        for reader, tests in by_reader(fuzzed["tests"].values()).items()
-    ]
-    fill(page, "fuzz", ["what is damaged", "cases", "failures", "memory taken, at most, MiB"], body)
-
-
-def by_reader(tests: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """What was found of each reader, by one test or several."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for test in tests:
-        found.setdefault(test["reader"], []).append(test)
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def peak(tests: Iterable[dict[str, Any]]) -> float:
-    """The most memory that a case took beyond what there was, in MiB."""
-    return max(test["peak_bytes"] for test in tests) / 2**20
 
 
 if __name__ == "__main__":

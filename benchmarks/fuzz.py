@@ -4,7 +4,7 @@
 
 Runs tests/fuzz with `--cases` cases a test, drawn from `--seed`; each must be read or refused by the documented error,
 in at most 200 MB. Writes `benchmarks/results/fuzz.json`, test by test, and goes on where it stopped;
-`benchmarks/determinism.py --tables` puts it into `docs/scale.md`.
+`benchmarks/scale_tables.py` puts it into `docs/scale.md`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from steindiff._files import write_text
+
 TITLES = {
     "dpmpp-2m": "DPM-Solver++(2M)",
     "dpmpp-3m": "DPM-Solver++(3M)",
@@ -25,10 +27,13 @@ def rows(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
 
 
-def fill(path: Path, name: str, text: str) -> None:
-    """Put `text` between the marks `table:name` of a page that has them."""
-    page = path.read_text(encoding="utf-8")
+def filled(page: str, name: str, text: str) -> str:
+    """The page with `text` between its marks `table:name`, if it has them."""
     mark, end = f"<!-- table:{name} -->", f"<!-- /table:{name} -->"
     pattern = rf"{re.escape(mark)}(.*?{re.escape(end)})?"
-    page = re.sub(pattern, lambda found: f"{mark}\n\n{text}\n\n{end}", page, flags=re.S)
-    path.write_text(page, encoding="utf-8")
+    return re.sub(pattern, lambda found: f"{mark}\n\n{text}\n\n{end}", page, flags=re.S)
+
+
+def fill(path: Path, name: str, text: str) -> None:
+    """Put `text` between the marks `table:name` of a page that has them."""
+    write_text(path, filled(path.read_text(encoding="utf-8"), name, text))

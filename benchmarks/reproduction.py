@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -622,30 +622,25 @@ def claims(made: Sequence[Row]) -> str:
     return rows(["claim", "verdict", "measured", "record or test"], made)
 
 
-def main() -> None:
+def tables() -> dict[str, str]:
+    """Every table of the page, by name."""
     found = Evidence()
-    tables: dict[str, Callable[[], str]] = {
-        **{
-            name: lambda make=make: claims(make())
-            for name, make in (
-                ("trap", found.trap),
-                ("coefficient", found.coefficient),
-                ("estimator", found.estimator),
-                ("parameterisation", found.parameterisation),
-                ("consistency", found.consistency),
-                ("experiments", found.experiments),
-            )
-        },
-        "digits": found.digits_table,
-        "cases": found.cases_table,
-        "table2": found.table_2,
-        "others": found.others,
-        "probes": found.probes_table,
-        "cost": found.cost_table,
+    return {
+        "trap": claims(found.trap()),
+        "coefficient": claims(found.coefficient()),
+        "estimator": claims(found.estimator()),
+        "parameterisation": claims(found.parameterisation()),
+        "consistency": claims(found.consistency()),
+        "experiments": claims(found.experiments()),
+        "digits": found.digits_table(),
+        "cases": found.cases_table(),
+        "table2": found.table_2(),
+        "others": found.others(),
+        "probes": found.probes_table(),
+        "cost": found.cost_table(),
     }
-    for name, make in tables.items():
-        fill(PAGE, name, make())
 
 
 if __name__ == "__main__":
-    main()
+    for name, text in tables().items():
+        fill(PAGE, name, text)

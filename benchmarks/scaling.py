@@ -4,7 +4,8 @@
 
 Two processes with one thread each. For the rows "one process" the second one waits at a barrier, so that all cases are
 timed in one run, in random order within each repetition; ratios are taken within a repetition, and given as their
-median with the smallest and the largest. Writes `results/scaling.json` and the table in `docs/scale.md`.
+median with the smallest and the largest. Writes `results/scaling.json`;
+`scale_tables.py` puts it into `docs/scale.md`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from pages import fill
 from steindiff import SOLVERS, Sampler, load
 from steindiff._distributed import local_only
 from steindiff._files import write_json
@@ -90,14 +90,6 @@ def ratios(times: list[dict[Case, float]]) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| time ratio | median | smallest | largest | if linear |", "|---|---|---|---|---|"]
-    for row in rows:
-        numbers = " | ".join(f"{row[key]:.2f}" for key in ("ratio", "smallest", "largest"))
-        lines.append(f"| {row['name']} | {numbers} | {row['linear']:.0f} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=7)
@@ -114,7 +106,6 @@ def main() -> None:
         order.shuffle(cases)
         times.append({case: seconds(model, case, options.seed) for case in cases})
     if dist.get_rank() == 0:
-        rows = ratios(times)
         write_json(
             RESULTS,
             {
@@ -130,11 +121,9 @@ def main() -> None:
                 "network_calls": "as many for each image as evaluations",
                 "backward_passes": 0,
                 "repetitions": options.repetitions,
-                "rows": rows,
+                "rows": ratios(times),
             },
         )
-        fill(ROOT / "docs" / "scale.md", "scaling", table(rows))
-        print(table(rows))
     dist.destroy_process_group()
 
 

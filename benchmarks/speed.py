@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from bench.plot import plot
 from bench.report import markdown
@@ -20,12 +21,19 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "speed.md"
 
 
-def main() -> None:
-    for path in sorted((ROOT / "benchmarks" / "results").glob("bench-*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        fill(PAGE, path.stem, markdown(result))
-        write_bytes(ROOT / "docs" / "assets" / f"{path.stem}.png", plot(result))
+def results() -> dict[str, Any]:
+    """What was measured, by device."""
+    files = sorted((ROOT / "benchmarks" / "results").glob("bench-*.json"))
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
+
+
+def tables() -> dict[str, str]:
+    """Every table of the page, by name."""
+    return {name: markdown(result) for name, result in results().items()}
 
 
 if __name__ == "__main__":
-    main()
+    for name, text in tables().items():
+        fill(PAGE, name, text)
+    for name, result in results().items():
+        write_bytes(ROOT / "docs" / "assets" / f"{name}.png", plot(result))

@@ -1,0 +1,43 @@
+"""Tables in README and docs are what their command makes of the committed records."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import comparison_tables
+import figures
+import reproduction
+import scale_tables
+import speed
+from pages import filled
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+MADE = {module: module.tables() for module in (comparison_tables, figures, reproduction, scale_tables, speed)}
+ELSEWHERE = {"support"}
+"""Tested in integrations/test_support.py."""
+
+
+@pytest.mark.parametrize("module", MADE, ids=lambda module: module.__name__)
+def test_tables_are_what_the_records_say(module: ModuleType):
+    for name, text in MADE[module].items():
+        there = [page for page, words in PAGES.items() if f"<!-- table:{name} -->" in words]
+        assert there, f"no page has the table {name}"
+        for page in there:
+            assert filled(PAGES[page], name, text) == PAGES[page], f"run python benchmarks/{module.__name__}.py"
+
+
+def test_every_table_has_a_command():
+    marks = {name for words in PAGES.values() for name in re.findall("<!-- table:([^ ]+) -->", words)}
+    assert marks == {name for tables in MADE.values() for name in tables} | ELSEWHERE
+
+
+def test_a_table_goes_between_its_marks():
+    once = filled("before\n<!-- table:a -->\nafter\n", "a", "| x |")
+    assert once == "before\n<!-- table:a -->\n\n| x |\n\n<!-- /table:a -->\nafter\n"
+    assert filled(once, "a", "| x |") == once
+    assert filled(once, "b", "| y |") == once
