@@ -21,7 +21,7 @@ from third_party import PLAIN
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "results" / "comparison.json"
-PAGE = ROOT / "docs" / "comparison.md"
+PAGES = [ROOT / "docs" / "comparison.md", ROOT / "docs" / "your-network.md"]
 SOLVERS = ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm", "v3")
 ROWS: dict[str, tuple[str, ...]] = {
     "plain, better grid": ("edm", "logsnr"),
@@ -171,6 +171,22 @@ def fields(records: Sequence[Record]) -> str:
     return rows(head, body)
 
 
+def bands(records: Sequence[Record]) -> str:
+    """What bands are worth on the 1-D model: its own distance by method."""
+    shown = {
+        "logsnr": "plain, log-SNR grid",
+        "edm": "plain, EDM grid",
+        "one-band": "calibrated, one band",
+        "calibrated": "calibrated, bands",
+    }
+    here = [r for r in records if (r["model"], r["solver"]) == ("signals", "dpmpp-2m")]
+    body = []
+    for nfe in BUDGETS:
+        own = {r["method"]: r["honest"] for r in here if r["nfe"] == nfe}
+        body.append([str(nfe), *(f"{own[method]:,.1f}" if method in own else "–" for method in shown)])
+    return rows(["evaluations", *shown.values()], body)
+
+
 def tables(path: Path = RECORDS) -> dict[str, str]:
     """Every table of the page, by name."""
     records: list[Record] = json.loads(path.read_text(encoding="utf-8"))
@@ -189,17 +205,19 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
         made[f"comparison-{model}-costs"] = costs(here)
     other = path.with_name("third_party.json")
     if other.exists():
-        made["fields"] = fields(json.loads(other.read_text(encoding="utf-8")))
+        records = json.loads(other.read_text(encoding="utf-8"))
+        made |= {"fields": fields(records), "bands": bands(records)}
     return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES)
     args = parser.parse_args()
     for name, text in tables(args.records).items():
-        fill(args.page, name, text)
+        for page in args.pages:
+            fill(page, name, text)
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def test_tables_show_the_better_choice_and_mark_the_best_without_training():
 def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):
     page, records = tmp_path / "page.md", tmp_path / "records.json"
     page.write_text("before\n<!-- table:comparison-cifar10-own -->\nafter\n", encoding="utf-8")
-    monkeypatch.setattr("sys.argv", ["tables", "--records", str(records), "--page", str(page)])
+    monkeypatch.setattr("sys.argv", ["tables", "--records", str(records), "--pages", str(page)])
     records.write_text(json.dumps(RECORDS), encoding="utf-8")
     comparison_tables.main()
     once = page.read_text(encoding="utf-8")
