@@ -281,10 +281,10 @@ def test_replay_of_a_table_is_replay_of_its_candidate(solver: Solver, schedule: 
 @pytest.mark.parametrize("value", [-1, math.nan])
 def test_bad_settings_are_named(name: str, value: float):
     with pytest.raises(ValueError, match=f"{name} must be"):
-        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups(), **{name: value})
+        ByAlignment(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["bound", "tail", "ridge"])
 def test_settings_that_would_undo_the_fit_are_named(name: str):
     with pytest.raises(ValueError, match=f"{name} must be"):
-        Alignment(BASIS, REFERENCES["edm"].trajectory, REFERENCES["edm"].groups(), **{name: math.inf})
+        ByAlignment(**{name: math.inf})

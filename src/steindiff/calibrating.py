@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from steindiff._checks import at_least
+from steindiff._checks import at_least, number
 from steindiff._distributed import all_reduce_sum
 from steindiff._version import __version__
 from steindiff.calibration import Calibration
@@ -76,6 +76,14 @@ class ByAlignment:
     terms: int | None = None
     tail: float = 0.1
     ridge: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.terms is not None:
+            at_least("terms", self.terms, 0)
+        number("below", self.below, 0.0)
+        number("significance", self.significance, 0.0)
+        for name, least in (("bound", 1.0), ("tail", 0.0), ("ridge", 0.0)):
+            number(name, getattr(self, name), least, 1e12)
 
     def __call__(self, reference: ReferenceRun, steps: int, fitted: Chosen | None = None) -> Correction:
         """The correction for runs of `steps` steps, fitted to some samples or all."""

@@ -34,7 +34,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from steindiff._checks import at_least, number
 from steindiff._distributed import gather, mean, standard_error
 from steindiff.bases import Basis
 from steindiff.corrections.base import Correction, Transition
@@ -134,7 +133,9 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment(Correction):
-    r"""ρ and τ fitted on the batch itself. Run it to calibrate; sample with `Replay`. See `ByAlignment`.
+    r"""ρ and τ fitted on the batch itself. Run it to calibrate; sample with `Replay`.
+
+    `ByAlignment` makes it, explains the other settings and checks them.
 
     Args:
         basis: orthonormal basis and its bands.
@@ -153,13 +154,6 @@ class Alignment(Correction):
     terms: int = 2
     tail: float = 0.1
     ridge: float = 1e-3
-
-    def __post_init__(self) -> None:
-        at_least("terms", self.terms, 0)
-        number("below", self.below, 0.0)
-        number("significance", self.significance, 0.0)
-        for name, least in (("bound", 1.0), ("tail", 0.0), ("ridge", 0.0)):
-            number(name, getattr(self, name), least, 1e12)
 
     @property
     def memory(self) -> int:
