@@ -28,6 +28,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def weights_of(energy: Tensor, tail: float) -> Tensor:
     return 1.0 / (energy + tail * level + TINY)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Groups:
     """Which samples share a condition: the group of each local sample, `(N,)` int64, and that of all (`whole`)."""
 
@@ -81,11 +82,18 @@ class Groups:
 
     def means(self, values: Tensor) -> Tensor:
         """Every sample's group mean, `(N, *)`, of `values`, `(N, *)`; to the bit that of one process."""
-        whole, groups = gather(values), self.whole.to(values.device)
+        average, index = averaging(self, values.device)
         # One product, in one order on every device: sums by index are not, on a GPU.
-        member = torch.nn.functional.one_hot(groups).T.double()
-        means = member / member.sum(1, keepdim=True) @ whole.flatten(1).double()
-        return means[self.index.to(values.device)].reshape(values.shape).to(values.dtype)
+        means = average @ gather(values).flatten(1).double()
+        return means[index].reshape(values.shape).to(values.dtype)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept must also serve where gradients are taken
+def averaging(groups: Groups, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What all samples are averaged by, `(G, N)` float64, and the group of each local one, made once per device."""
+    member = torch.nn.functional.one_hot(groups.whole).T.double()
+    return (member / member.sum(1, keepdim=True)).to(device), groups.index.to(device)
 
 
 def combine(basis: Basis, weights: Tensor, features: Sequence[Tensor]) -> Tensor:
@@ -109,8 +117,9 @@ def typical_scale(still: Tensor, cross: Tensor, moved: Tensor, target: Tensor, b
     def at(u: Tensor) -> tuple[Tensor, Tensor]:
         """E log energy − E log target, and its derivative by u."""
         s = u.exp()
-        energy = (still + 2.0 * s * cross + s.square() * moved).clamp(min=TINY)
-        return energy.log().mean(0) - wanted, (2.0 * (s * cross + s.square() * moved) / energy).mean(0)
+        first, second = 2.0 * s * cross, s.square() * moved
+        energy = (still + first + second).clamp(min=TINY)
+        return energy.log().mean(0) - wanted, ((first + 2.0 * second) / energy).mean(0)
 
     u = torch.zeros_like(wanted)
     low, high = u - math.log(bound), u + math.log(bound)
