@@ -9,7 +9,8 @@ Rows are solver × method, columns true network calls. Every record holds, for s
 - `own`: the same distance to the model's own many-step samples of *other* seeds, the honest one: sharpening cannot
   lower it. Its floor is the teacher's row, two sets of many-step samples. `precision` and `recall` are to them, too;
 - `own_second`: that distance by other features, EfficientNet-Lite0's where a file is given, else a random network's;
-- `psnr`: to the teacher's image of the same seed; `spread`: standard deviation within a condition over the teacher's;
+- `psnr`, and `lpips` where its weights are given: to the teacher's image of the same seed; `spread`: standard deviation
+  within a condition over the teacher's;
 - what was needed before: `training`, `data`, seeds, evaluations of the network (one sample each), backward passes,
   seconds and memory beyond the network, all measured in this run. Preparation uses seeds that are not evaluated and the
   float32 network; sampling may use half precision and a compiled one.
@@ -49,7 +50,7 @@ from steindiff.grids import Grid
 from steindiff.images import to_uint8
 from steindiff.levels import Level, Levels
 from steindiff.loop import sample
-from steindiff.metrics import EfficientNetFeatures, Moments, frechet_distance, precision_recall, references
+from steindiff.metrics import LPIPS, EfficientNetFeatures, Moments, frechet_distance, precision_recall, references
 from steindiff.metrics.features import InceptionFeatures, RandomFeatures
 from steindiff.metrics.scores import psnr, spread
 from steindiff.model import Model
@@ -179,6 +180,7 @@ class Bench:
         tf32: let Inception multiply in TF32.
         calibrations: folder to keep calibrations of the default recipe in, and to read them from.
         shared: other work runs on the device, so that times do not count.
+        lpips: the file; None: LPIPS is not measured.
     """
 
     model: Model
@@ -195,6 +197,7 @@ class Bench:
     tf32: bool = False
     calibrations: Path | None = None
     shared: bool = False
+    lpips: Path | None = None
     kept: dict[Any, tuple[Any, Cost]] = field(default_factory=dict)
 
     # What is judged by
@@ -223,6 +226,15 @@ class Bench:
             return vectors.unflatten(0, (len(pixels), -1)).mean(1)
 
         return features
+
+    @torch.no_grad()
+    def perceived(self, made: Tensor, known: Tensor) -> float | None:
+        """Mean LPIPS of pairs of images in [−1, 1], `(N, C, H, W)`."""
+        if self.lpips is None:
+            return None
+        network, device = LPIPS.load(self.lpips, self.model.device), self.model.device
+        pairs = zip(made.split(500), known.split(500), strict=True)
+        return float(torch.cat([network(a.to(device), b.to(device)) for a, b in pairs]).double().mean())
 
     @torch.no_grad()
     def described(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,7 +280,7 @@ class Bench:
         # Halves of bytes are exact in float32: 127.5 (x + 1).
         made, known = (pixels.float() / 127.5 - 1.0 for pixels in (images, self.teacher))
         conditions = [self.model.condition_of(seed) for seed in range(self.samples)]
-        likeness = psnr(made, known)
+        likeness, lpips = psnr(made, known), self.perceived(made, known)
         return {
             "fid": None if self.reference is None else round(frechet_distance(self.reference, moments), 4),
             "own": round(frechet_distance(own, moments), 4),
@@ -276,6 +288,7 @@ class Bench:
             "precision": round(near.precision, 4),
             "recall": round(near.recall, 4),
             "psnr": None if likeness == float("inf") else round(likeness, 3),
+            "lpips": None if lpips is None or likeness == float("inf") else round(lpips, 5),
             "spread": round(spread(made, known, conditions), 4),
         }
 
@@ -678,6 +691,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the network: three times as fast, 30 s to wait")
     parser.add_argument("--quick", action="store_true", help="judge by random features alone")
     parser.add_argument("--efficientnet", type=Path, help="weights of the second features; default: random ones")
+    parser.add_argument("--lpips", type=Path, help="weights of LPIPS (steindiff.datasets.lpips); default: not measured")
     parser.add_argument("--reference", type=Path, help="moments of real images; default: those that ship for the model")
     parser.add_argument("--real", type=Path, help=".npz with bytes `images`: precision and recall are to them")
     args = parser.parse_args()
@@ -704,6 +718,7 @@ def main() -> None:
         args.tf32,
         args.calibrations,
         args.shared,
+        args.lpips,
     )
     if args.calibrations is not None:
         args.calibrations.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,7 @@ OTHER_MEASURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "precision": ("precision", "{:.3f}".format),
     "recall": ("recall", "{:.3f}".format),
     "psnr": ("PSNR", "{:.1f}".format),
+    "lpips": ("LPIPS", "{:.4f}".format),
     "spread": ("spread", "{:.3f}".format),
 }
 
@@ -99,19 +100,18 @@ def by_budget(records: Sequence[Record], measure: str) -> str:
 
 def others(records: Sequence[Record], nfe: int = 5) -> str:
     """All measures at one budget: of every row, the solver with the least own distance."""
-    body = []
+    shown: dict[str, Record] = {}
     for title, methods in ROWS.items():
         found = [r for r in (best(records, solver, methods, nfe) for solver in SOLVERS) if r is not None]
         if found:
-            body.append(measured(title, min(found, key=lambda r: r["own"])))
-    body.append(measured("many steps", teacher(records)))
-    return rows(["method", "solver", *(title for title, _ in OTHER_MEASURES.values())], body)
-
-
-def measured(title: str, record: Record) -> list[str]:
-    """A row of all measures."""
-    cells = ["–" if record[name] is None else form(record[name]) for name, (_, form) in OTHER_MEASURES.items()]
-    return [title, record["solver"] if family(record) != "v3" else "its own", *cells]
+            shown[title] = min(found, key=lambda r: r["own"])
+    shown["many steps"] = teacher(records)
+    measures = [name for name in OTHER_MEASURES if any(r.get(name) is not None for r in shown.values())]
+    body = []
+    for title, record in shown.items():
+        cells = ["–" if record.get(name) is None else OTHER_MEASURES[name][1](record[name]) for name in measures]
+        body.append([title, record["solver"] if family(record) != "v3" else "its own", *cells])
+    return rows(["method", "solver", *(OTHER_MEASURES[name][0] for name in measures)], body)
 
 
 def costs(records: Sequence[Record], nfe: int = 5) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,3 +163,14 @@ def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch)
         comparison_tables.main()
     with pytest.raises(SystemExit, match="need one of the method"):
         comparison_tables.teacher(RECORDS[1:])
+
+
+def test_lpips_is_measured_where_its_weights_are_given(bench: Bench, monkeypatch):
+    network = comparison.LPIPS([[4], [8]]).requires_grad_(False)
+    monkeypatch.setattr(comparison.LPIPS, "load", lambda path, device: network.to(device))
+    images = torch.rand(3, 1, 8, 8) * 2 - 1
+    assert bench.perceived(images, -images) is None
+    measuring = replace(bench, lpips=Path("weights"))
+    assert measuring.perceived(images, images) == 0.0
+    expected = float(network(images, -images).mean())
+    assert measuring.perceived(images, -images) == pytest.approx(expected, rel=1e-5)
