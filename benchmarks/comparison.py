@@ -465,6 +465,8 @@ class Bench:
             return calibrate(model, nfe, solver, recipe=recipe, reference=reference, batch=batch)
 
         made, cost = self.prepare(work, model=self.forward)
+        plain = self.on_grid(solver, nfe, "logsnr").run
+        _, sampling = self.prepare(lambda model: plain(model, recipe.seeds[:batch]), model=self.forward)
         if self.calibrations is not None and not (nth or one_band or changes):
             name = f"{self.model.name}-{SOLVERS.name_of(solver)}-{nfe}.json"
             replace(made, fingerprint=self.plain.fingerprint).save(self.calibrations / name)
@@ -473,6 +475,7 @@ class Bench:
             "told": [round(level.told, 4) for level in made.levels[:-1]],
             "kept": made.provenance.get("kept"),
             "mismatch": made.provenance.get("mismatch"),
+            "sampling_memory_mb": sampling.memory_mb and round(sampling.memory_mb),
         }
         return Prepared(by_sampler(made.sampler(check=False)), cost, chosen)
 

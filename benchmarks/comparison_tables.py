@@ -126,6 +126,8 @@ def costs(records: Sequence[Record], nfe: int = 5) -> str:
         for r in found[:1] if name != "restart" else found:
             p = r["preparation"]
             memory = "–" if p["memory_mb"] is None or not p["evaluations"] else f"{p['memory_mb']:,.0f} MB"
+            if sampling := r["chosen"].get("sampling_memory_mb"):
+                memory += f", {p['memory_mb'] / sampling:.2f} × sampling"
             prepared = bool(p["evaluations"])
             body.append(
                 [

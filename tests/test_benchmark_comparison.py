@@ -119,6 +119,7 @@ def record(solver: str, method: str, nfe: int, own: float, **more) -> dict:
         "training": METHODS[method].training,
         "data": False,
         "preparation": preparation,
+        "chosen": {"sampling_memory_mb": 8} if method == "calibrated" else {},
         "features": ["inception", "random"],
         **more,
     }
@@ -142,8 +143,9 @@ def test_tables_show_the_better_choice_and_mark_the_best_without_training():
     assert "| DPM-Solver-v3 | DPM-Solver-v3, better order | – | – | 18.00 |" in table
     assert "many steps (35) | 5.00" in table
     assert "| many steps | heun | 5.00 | 6.00 | 5.00 | 0.800 | 0.500 | – | 1.000 |" in comparison_tables.others(RECORDS)
-    assert "| calibrated | no | no | 256 | 24 | 100 | – | 1.0 s | 10 MB | 5 of 5 | 7.00 |" in comparison_tables.costs(
-        RECORDS
+    assert (
+        "| calibrated | no | no | 256 | 24 | 100 | – | 1.0 s | 10 MB, 1.25 × sampling | 5 of 5 | 7.00 |"
+        in comparison_tables.costs(RECORDS)
     )
 
 
