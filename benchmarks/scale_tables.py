@@ -85,7 +85,7 @@ def scaling() -> str:
 
 def tables() -> dict[str, str]:
     """Every table of the page, by name."""
-    return {make.__name__: make() for make in (fuzz, faults, determinism, scaling)}
+    return {make.__name__: make() for make in (fuzz, faults, busy, determinism, scaling)}
 
 
 if __name__ == "__main__":
