@@ -203,8 +203,12 @@ def tables() -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
     for name, text in tables().items():
         for page in PAGES:
             fill(page, name, text)
     curve(ROOT / "docs" / "assets" / "fid.png")
+
+
+if __name__ == "__main__":
+    main()

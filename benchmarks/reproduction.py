@@ -641,6 +641,10 @@ def tables() -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
     for name, text in tables().items():
         fill(PAGE, name, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -88,6 +88,10 @@ def tables() -> dict[str, str]:
     return {make.__name__: make() for make in (fuzz, faults, busy, determinism, scaling)}
 
 
-if __name__ == "__main__":
+def main() -> None:
     for name, text in tables().items():
         fill(PAGE, name, text)
+
+
+if __name__ == "__main__":
+    main()

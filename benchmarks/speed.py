@@ -32,8 +32,12 @@ def tables() -> dict[str, str]:
     return {name: markdown(result) for name, result in results().items()}
 
 
-if __name__ == "__main__":
+def main() -> None:
     for name, text in tables().items():
         fill(PAGE, name, text)
     for name, result in results().items():
         write_bytes(ROOT / "docs" / "assets" / f"{name}.png", plot(result))
+
+
+if __name__ == "__main__":
+    main()
