@@ -32,9 +32,11 @@ def spelled(difference: float | None, none: str = "not promised") -> str:
 
 
 def determinism() -> str:
-    """What changes when something about a run does."""
-    claims = record("determinism")["claims"].values()
-    body = [[c["change"], spelled(c["promise"]), spelled(c["measured"], "not measured")] for c in claims]
+    """What changes when something about a run does; nothing is promised that was not measured."""
+    body = []
+    for claim in record("determinism")["claims"].values():
+        promise = None if claim["measured"] is None else claim["promise"]
+        body.append([claim["change"], spelled(promise), spelled(claim["measured"], "not measured")])
     return rows(["what changes", "images differ at most by", "measured"], body)
 
 
