@@ -44,6 +44,7 @@ from steindiff import GRIDS, SOLVERS, datasets, zoo
 from steindiff.bases import Identity
 from steindiff.calibrating import ByAlignment, Recipe, calibrate, step_weights
 from steindiff.calibration import Calibration
+from steindiff.comparison import Yardstick
 from steindiff.corrections.replay import Replay
 from steindiff.denoisers import Denoiser
 from steindiff.grids import Grid
@@ -227,14 +228,11 @@ class Bench:
 
         return features
 
-    @torch.no_grad()
-    def perceived(self, made: Tensor, known: Tensor) -> float | None:
-        """Mean LPIPS of pairs of images in [−1, 1], `(N, C, H, W)`."""
-        if self.lpips is None:
-            return None
-        network, device = LPIPS.load(self.lpips, self.model.device), self.model.device
-        pairs = zip(made.split(500), known.split(500), strict=True)
-        return float(torch.cat([network(a.to(device), b.to(device)) for a, b in pairs]).double().mean())
+    @cached_property
+    def yardstick(self) -> Yardstick:
+        """Measures LPIPS, where its weights are given."""
+        network = self.lpips and LPIPS.load(self.lpips, self.model.device)
+        return Yardstick(RandomFeatures(self.model.shape[0]), lpips=network)
 
     @torch.no_grad()
     def described(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,7 +278,7 @@ class Bench:
         # Halves of bytes are exact in float32: 127.5 (x + 1).
         made, known = (pixels.float() / 127.5 - 1.0 for pixels in (images, self.teacher))
         conditions = [self.model.condition_of(seed) for seed in range(self.samples)]
-        likeness, lpips = psnr(made, known), self.perceived(made, known)
+        likeness, lpips = psnr(made, known), self.yardstick.perceived(made, known)
         return {
             "fid": None if self.reference is None else round(frechet_distance(self.reference, moments), 4),
             "own": round(frechet_distance(own, moments), 4),
@@ -465,8 +463,10 @@ class Bench:
             return calibrate(model, nfe, solver, recipe=recipe, reference=reference, batch=batch)
 
         made, cost = self.prepare(work, model=self.forward)
-        plain = self.on_grid(solver, nfe, "logsnr").run
-        _, sampling = self.prepare(lambda model: plain(model, recipe.seeds[:batch]), model=self.forward)
+        sampling = Cost()
+        if cost.memory_mb is not None:
+            plain = self.on_grid(solver, nfe, "logsnr").run
+            _, sampling = self.prepare(lambda model: plain(model, recipe.seeds[:batch]), model=self.forward)
         if self.calibrations is not None and not (nth or one_band or changes):
             name = f"{self.model.name}-{SOLVERS.name_of(solver)}-{nfe}.json"
             replace(made, fingerprint=self.plain.fingerprint).save(self.calibrations / name)

@@ -170,9 +170,9 @@ def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch)
 def test_lpips_is_measured_where_its_weights_are_given(bench: Bench, monkeypatch):
     network = comparison.LPIPS([[4], [8]]).requires_grad_(False)
     monkeypatch.setattr(comparison.LPIPS, "load", lambda path, device: network.to(device))
-    images = torch.rand(3, 1, 8, 8) * 2 - 1
-    assert bench.perceived(images, -images) is None
-    measuring = replace(bench, lpips=Path("weights"))
+    images = torch.rand(3, 1, 16, 16) * 2 - 1
+    assert bench.yardstick.perceived(images, -images) is None
+    measuring = replace(bench, lpips=Path("weights")).yardstick
     assert measuring.perceived(images, images) == 0.0
     expected = float(network(images, -images).mean())
     assert measuring.perceived(images, -images) == pytest.approx(expected, rel=1e-5)
