@@ -65,7 +65,7 @@ def distributed() -> bool:
 
 
 def rank() -> Rank:
-    """The part of this process; everything where there is no process group."""
+    """The part of this process; everything without a process group."""
     return Rank(dist.get_rank(), dist.get_world_size()) if distributed() else EVERYTHING
 
 

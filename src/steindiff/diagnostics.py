@@ -50,7 +50,7 @@ def operator_norm(
 
     Power iteration v ← JᵀJv, which converges from below; it stops when no value grows by more than `tolerance`. ‖Jv‖
     for a random unit v, as from random pairs of points, would give the root mean square of all singular values: far too
-    little in many dimensions. `push` computes Jv: `pushforward`, or `difference` where there is no forward mode.
+    little in many dimensions. `push` computes Jv: `pushforward`, or `difference` for networks without forward mode.
     """
     shape = (-1, *[1] * (x.ndim - 1))
     _, pull = pullback(function, x)

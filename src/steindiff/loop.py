@@ -1,4 +1,4 @@
-r"""The sampling loop. There is no other."""
+r"""The sampling loop, the only one."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def typical_scale(still: Tensor, cross: Tensor, moved: Tensor, target: Tensor, b
     r"""The s in [1/bound, bound] with E log(still + 2 s cross + s² moved) = E log target; all `(N, K)`, s `(K,)`.
 
     By Newton's method in u = log s, by bisection where it leaves the bracket: |A + s B|² grows with s wherever B adds
-    to A. Where there is no root within the bounds, s is the nearer one.
+    to A. Where no root lies within the bounds, s is the nearer one.
     """
     still, cross, moved, target = map(gather, (still, cross, moved, target))  # all are here, and nobody waits again
     wanted = target.clamp(min=TINY).log().mean(0)

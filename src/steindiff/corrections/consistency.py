@@ -73,7 +73,7 @@ class Consistency(Correction):
         x_two from levels[i] to levels[i + 2] in one step,   x_alt = (1 − w) x + w x_two,
         ρ = exp(−‖x_p − x_alt‖²/(2 σ_{i+1}²)) per sample,    x_next = ρ x_p + (1 − ρ) x_alt.
 
-    Where there is no level after next, or the next one is σ = 0 (the scale of ρ is then 0), or the interpolation has no
+    If the run ends at the next level, or that one is σ = 0 (the scale of ρ is then 0), or the interpolation has no
     answer, the proposal is taken as it is. The look-ahead reuses the step's evaluation at x: with a first-order solver
     it costs nothing; further stages are further network calls.
 

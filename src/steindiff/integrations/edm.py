@@ -99,7 +99,7 @@ def load(
         device: where to put the network.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if the file does not exist.
         ValueError: if it is a pickle and not trusted, if the network's code is missing, or if the file is something
             else.
         RuntimeError: if it is a damaged safetensors file.

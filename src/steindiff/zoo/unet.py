@@ -1,7 +1,7 @@
 """A compact class-conditional U-Net in plain PyTorch.
 
 Every operation is an ordinary differentiable PyTorch function (attention goes through
-`scaled_dot_product_attention`, there is no custom autograd function and no in-place update), so the network
+`scaled_dot_product_attention`, without custom autograd functions or in-place updates), so the network
 can be pulled back (VJP), pushed forward (JVP), vectorised (`torch.func.vmap`) and compiled (`torch.compile`).
 
 References: Ronneberger et al. (2015), arXiv:1505.04597; Ho et al. (2020), arXiv:2006.11239.

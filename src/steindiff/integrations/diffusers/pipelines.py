@@ -429,7 +429,7 @@ def stabilize(pipe: Any, calibration: Calibration | CalibrationSet | None = None
         A handle whose `undo` restores the pipeline; also a context manager.
 
     Raises:
-        ValueError: if there is no calibration, if it was measured on another network, or for a solver or process
+        ValueError: if the calibration is missing, if it was measured on another network, or for a solver or process
             diffusers cannot run; later, when the pipeline runs, if steps, resolution or guidance are not those of the
             calibration.
     """

@@ -13,7 +13,7 @@ Where a step is complete differs from host to host:
   brought to x before, and back after.
 * UniPC: `step` evaluates first and corrects afterwards, starting again from the state it remembers. A change made to
   what `step` returned would be overwritten by that; T is the outcome of the corrector, one call later. On the last
-  step there is no later call, and T is the outcome of the predictor.
+  step no later call comes, and T is the outcome of the predictor.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 
 UNIT_NOISE = 0.99
-"""Hosts whose first state is unit noise whatever the schedule may begin where σ is no less than this."""
+"""Hosts whose first state is unit noise whatever the schedule may begin where σ is at least this."""
 
 MOST_TIMES = 10**6
 """Training times of a scheduler, and any other whole number: it makes tables and lists of that length."""
