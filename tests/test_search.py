@@ -203,7 +203,7 @@ def test_more_seeds_mend_what_breaks_the_contract(cell: contract.Cell):
 
 def test_the_sample_meets_every_solver_and_budget():
     sample = contract.sampled()
-    assert len(set(sample)) == 30
+    assert len(set(sample)) == 40
     for place, every in enumerate((contract.TOYS, sd.SOLVERS, contract.BUDGETS)):
         assert {cell[place] for cell in sample} == set(every)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +23,12 @@ from steindiff.integrations.diffusers.families import family_of
 from steindiff.solvers import DPMSolverMultistep, Heun, Solver, UniPCBh2
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "examples"), str(ROOT / "tests")]
+sys.path += [str(ROOT / "examples"), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 from hosts import HOSTS, Host  # noqa: E402
 
+from pages import fill, rows  # noqa: E402
+
 RESULTS, PAGE = ROOT / "benchmarks/results/support.json", ROOT / "docs/diffusers.md"
-MARKS = "<!-- table:support -->", "<!-- /table:support -->"
 STEPS = 4
 TOLERANCE = 1e-5
 SOLVERS: dict[type[Solver], str] = {DPMSolverMultistep: "DPM-Solver++(2M)", UniPCBh2: "UniPC", Heun: "Heun"}
@@ -79,25 +79,19 @@ def examine(name: str, host: Host) -> dict[str, Any]:
     }
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(found: Sequence[dict[str, Any]]) -> str:
     """The matrix in Markdown: what is verified, then what is refused."""
-    lines = ["| pipeline | solver | verified to | bands | notes |", "|---|---|---|---|---|"]
-    for row in sorted(rows, key=lambda row: ("refused" in row, row["pipeline"])):
+    body = []
+    for row in sorted(found, key=lambda row: ("refused" in row, row["pipeline"])):
         verified, bands = "refused", "–"
         if "refused" not in row:
             verified, bands = f"{row['relative_difference']:.0e}", f"{row['bands']} of {tuple(row['shape'])}"
-        lines.append(f"| {row['pipeline']} | {row['solver']} | {verified} | {bands} | {row['note']} |")
-    return "\n".join(lines)
-
-
-def page_with(text: str, rows: Sequence[dict[str, Any]]) -> str:
-    """A page with the matrix between its marks."""
-    begin, end = MARKS
-    return re.sub(rf"{begin}.*?{end}", f"{begin}\n\n{table(rows)}\n\n{end}", text, flags=re.DOTALL)
+        body.append([row["pipeline"], row["solver"], verified, bands, row["note"]])
+    return rows(["pipeline", "solver", "verified to", "bands", "notes"], body)
 
 
 if __name__ == "__main__":
     diffusers.utils.logging.set_verbosity_error()
     found = [examine(name, host) for name, host in HOSTS.items()]
     write_json(RESULTS, found)
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    fill(PAGE, "support", table(found))

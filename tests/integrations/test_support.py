@@ -12,7 +12,9 @@ pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
 from hosts import HOSTS
-from support import PAGE, RESULTS, TOLERANCE, examine, page_with
+from support import PAGE, RESULTS, TOLERANCE, examine, table
+
+from pages import filled
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:In CPU autocast:UserWarning"
@@ -48,4 +50,4 @@ def test_the_matrix_covers_the_classes_people_run():
 
 def test_the_page_shows_the_matrix():
     page = PAGE.read_text(encoding="utf-8")
-    assert page == page_with(page, list(committed().values()))
+    assert page == filled(page, "support", table(list(committed().values())))
