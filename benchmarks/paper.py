@@ -504,15 +504,17 @@ def account(out: Any) -> dict[str, Any]:
     return spent | ({"rho": rounded(rho)} if rho else {})
 
 
-FORWARD = {True: 45_000.0, False: 16_000.0}
+FORWARD = {True: 25_000.0, False: 9_000.0}
 """Evaluations a second of the CIFAR-10 network on an H200, compiled or not."""
+BACKWARD = 2.4
+"""What a derivative costs there, in evaluations."""
 FEATURES = 6_000.0
 """Images a second through Inception there, in TF32."""
 
 
 def estimate(cells: Sequence[Cell], samples: int, *, compiled: bool) -> float:
     """Seconds on an H200, if no cell is idle."""
-    passes = sum(cell.nfe + 1.3 * cell.passes for cell in cells)
+    passes = sum(cell.nfe + BACKWARD * cell.passes for cell in cells)
     return samples * (passes / FORWARD[compiled] + len(cells) / FEATURES) + 0.7 * len(cells)
 
 
