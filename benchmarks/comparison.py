@@ -459,7 +459,8 @@ class Bench:
 
         def work(model: Model) -> Calibration:
             basis = Identity(model.shape) if one_band else None
-            reference = reference_run(model, recipe.seeds, steps=recipe.steps, batch=batch, basis=basis)
+            steps = recipe.reference_steps([nfe])
+            reference = reference_run(model, recipe.seeds, steps=steps, batch=batch, basis=basis)
             return calibrate(model, nfe, solver, recipe=recipe, reference=reference, batch=batch)
 
         made, cost = self.prepare(work, model=self.forward)

@@ -190,7 +190,8 @@ class Ground(NamedTuple):
 @cache
 def reference(toy: str, recipe: sd.Recipe) -> sd.ReferenceRun:
     """The fine trajectory all calibrations of a toy share."""
-    return sd.reference_run(ground(toy).model, recipe.seeds, steps=recipe.steps, batch=len(recipe.seeds))
+    steps = recipe.reference_steps(BUDGETS)
+    return sd.reference_run(ground(toy).model, recipe.seeds, steps=steps, batch=len(recipe.seeds))
 
 
 @cache

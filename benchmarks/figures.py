@@ -135,6 +135,7 @@ VARIANTS = {
     "cifar10-guidance-4": "guidance 4",
     "cifar10-bf16": "bfloat16",
     "cifar10-int8": "int8",
+    "cifar10-inference": "inference mode",
 }
 
 
@@ -150,6 +151,16 @@ def variants() -> str:
         line += [f"{r['own'] / floor:.2f} ({r['spread']:.2f})" for r in (best, same["calibrated"], same["transferred"])]
         body.append(line)
     return rows(["network", "NFE", "floor", "plain, better grid", "calibrated on it", "calibrated without"], body)
+
+
+def fine() -> str:
+    """How far fine trajectories and plain solvers end from the limit."""
+    names = {"fine trajectory": "the fine trajectory", **TITLES}
+    body = [
+        [names[r["solver"]], str(r["nfe"]), f"{r['rms']:.4f}", f"{r['mismatch']:.5f}"]
+        for r in records("fine_trajectory.json")
+    ]
+    return rows(["run", "evaluations", "rms to the limit", "J"], body)
 
 
 def repeated() -> str:
@@ -197,6 +208,7 @@ def tables() -> dict[str, str]:
         "solvers": solvers(),
         "fashion": fashion(),
         "variants": variants(),
+        "fine": fine(),
         "large": fifty_thousand(),
         "ablation": ablation(),
         "repeated": repeated(),

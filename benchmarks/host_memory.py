@@ -215,7 +215,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
         cost, made = meter(
             lambda: calibrate(pipe, nfe=given.nfe, recipe=recipe, batch=given.batch, progress=told, **call)
         )
-    stretches = 2 * recipe.steps + 1  # states and denoised images of the fine trajectory
+    stretches = 2 * recipe.reference_steps([given.nfe]) + 1  # states and denoised images of the fine trajectory
     shape = (host.channels, given.size // 8, given.size // 8)
     peak, before = cost["peak_bytes"], base["peak_bytes"]
     return {

@@ -26,6 +26,7 @@ from bench.writing import write
 from problems import FLOAT
 from steindiff import SOLVERS, Model, noise, sample
 from steindiff.denoisers import Autocast, EDMDenoiser
+from steindiff.models import ByLabel
 from steindiff.schedules import EDM
 
 CPU = torch.device("cpu")
@@ -44,12 +45,8 @@ TINY = Scope((2,), (2,), 1, 2, (1, 2), (2, 3), (8, 16), (1, 2), memory=1)
 
 
 def random_subject() -> Model:
-    network = random_unet(8, CPU, seed=0)
-
-    def denoiser(seeds) -> EDMDenoiser:
-        return EDMDenoiser(partial(network, labels=torch.zeros(len(seeds)).long()))
-
-    return Model(denoiser, EDM(), (3, 8, 8), name="random")
+    """A random network, wired as those that ship."""
+    return Model(ByLabel(random_unet(8, CPU, seed=0), EDMDenoiser, 1), EDM(), (3, 8, 8), name="random")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +121,10 @@ def test_what_is_missing_is_said(monkeypatch):
     other = bench(toys.model(), SOLVERS["ddim"], 2, short, sections=["loop", "compile"])["records"]
     reasons = {record["name"]: record["missing"] for record in other if "missing" in record}
     assert reasons.pop("replay") == "no calibration at 2 evaluations ships"
-    assert reasons == {"diffusers": "diffusers: compared for dpmpp-2m only", "compile": "the model has no network"}
+    assert reasons == {
+        "diffusers": "diffusers: compared for dpmpp-2m only",
+        "compile": "the model has no network with labels",
+    }
     with pytest.raises(hosts.Missing):
         hosts.diffusers_loop(toys.denoiser(), EDM(), 2, CPU)
 
@@ -274,4 +274,4 @@ def test_a_mistake_is_named_without_a_traceback(monkeypatch, capsys, tmp_path, o
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path), *option.split()])
     with pytest.raises(SystemExit):
         main()
-    assert f"argument {option.split()[0]}: " in capsys.readouterr().err
+    assert f"argument {option.split()[0]} must be " in capsys.readouterr().err

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import weakref
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,13 @@ import contract
 import steindiff as sd
 from networks.mixture import Mixture
 from problems import FLOAT
+from steindiff import search
 from steindiff.bases import DCT
 from steindiff.calibrating import Progress
 from steindiff.corrections.alignment import Groups
+from steindiff.corrections.base import Transition
 from steindiff.denoisers import Gaussian
-from steindiff.loop import Cancelled
+from steindiff.loop import Cancelled, State, advance
 from steindiff.metrics import spread
 from steindiff.reference import GaussianDensity
 from steindiff.search import Coordinate, Mismatch, Trials, move, resampled
@@ -88,6 +92,39 @@ def test_a_trial_repeats_only_what_changed():
     before = trials.denoiser.calls
     assert trials(levels, first).mismatch == pytest.approx(first.mismatch)
     assert trials.denoiser.calls == before
+
+
+def test_a_search_keeps_no_more_on_the_device_than_a_run_does(monkeypatch: pytest.MonkeyPatch):
+    run = reference()
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    parked: list[Tensor] = []
+
+    def park(tensor: Tensor) -> Tensor:
+        parked.append(tensor.clone())
+        return parked[-1]
+
+    def watched(*args: Any) -> tuple[State, Transition]:
+        alive.append(sum(ref() is not None for ref in made))
+        state, transition = advance(*args)
+        found = (state.x, *(e.d for e in transition.evaluations))
+        made.extend(weakref.ref(tensor) for tensor in found if not any(tensor is other for other in parked))
+        return state, transition
+
+    # On a CPU main memory is the device: what is parked there is made a copy, and the original must go.
+    monkeypatch.setattr(Tensor, "cpu", park)
+    monkeypatch.setattr(search, "advance", watched)
+    sd.calibrate(edm(), 6, recipe=sd.Recipe(seeds=run.seeds), reference=run)
+    assert len(alive) > 100
+    assert max(alive) <= 2 * sd.ByAlignment()(run, 6).memory + 1  # states and denoised images of the history
+
+
+def test_the_fine_trajectory_is_finer_than_what_it_judges():
+    assert [sd.Recipe().reference_steps([nfe]) for nfe in (3, 10, 15, 20)] == [24, 24, 36, 48]
+    assert sd.Recipe().reference_steps([5, 20]) == 48
+    assert sd.Recipe(steps=7).reference_steps([20]) == 7
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 6), search=None)
+    assert sd.calibrate(edm(), 12, recipe=recipe).provenance["reference_steps"] == 29
 
 
 def test_moves_stay_in_order_and_in_range():

@@ -37,11 +37,11 @@ def main() -> None:
     kind = asked.device.partition(":")[0]
     there = available()
     if kind not in there:
-        parser.error(f"argument --device: {asked.device!r}, allowed here are {', '.join(there)}")
+        parser.error(f"argument --device must be one of {', '.join(there)} here, got {asked.device!r}")
     for name in ("nfe", "repeats"):
         value = getattr(asked, name)
         if value is not None and value < 1:
-            parser.error(f"argument --{name}: {value}, allowed are whole numbers >= 1")
+            parser.error(f"argument --{name} must be a whole number >= 1, got {value}")
     folder(asked.out)
     scope = SCOPES[kind]
     if asked.repeats is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,13 +21,13 @@ from steindiff._environment import installed
 from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.relaxation import Relaxation
 from steindiff.denoisers import EDMDenoiser
-from steindiff.denoisers.base import Denoiser, Network, NetworkDenoiser
+from steindiff.denoisers.base import Denoiser
 from steindiff.denoisers.wrappers import Autocast
 from steindiff.grids import GRIDS
 from steindiff.levels import Levels
 from steindiff.loop import sample
 from steindiff.model import Model
-from steindiff.models import shipped_calibration
+from steindiff.models import ByLabel, shipped_calibration
 from steindiff.probes import VJP, Adaptive, Analytic
 from steindiff.probes.hutchinson import fitting, pullback
 from steindiff.sampler import levels_for
@@ -40,8 +40,8 @@ from steindiff.zoo import EDMPrecond, UNet, UNetConfig
 
 Record = dict[str, Any]
 """One line of a result, as JSON has it."""
-Variants = Callable[[NetworkDenoiser], dict[str, Denoiser]]
-"""Other ways to prepare the network of a denoiser, by name."""
+Variants = Callable[[ByLabel, Sequence[int]], dict[str, Denoiser]]
+"""Other ways to prepare a model's network, by name, for given seeds."""
 GRID = "edm-to-zero"
 """The grid of runs that have no calibration of their own: it ends at σ = 0, where a relaxation does not act."""
 
@@ -269,24 +269,14 @@ def scaling_section(bench: Bench) -> Iterator[Record]:
         yield bench.record("memory", "bounded", "plain", found, **facts)
 
 
-def rebound(denoiser: NetworkDenoiser, change: Callable[[Any], Network]) -> NetworkDenoiser:
-    """The denoiser with its network changed, its conditions kept."""
-    bound, other = denoiser.network, copy.copy(denoiser)
-    if isinstance(bound, partial):
-        other.network = partial(change(bound.func), *bound.args, **bound.keywords)
-    else:
-        other.network = change(bound)
-    return other
-
-
-def channels_last(module: nn.Module) -> Network:
+def channels_last(module: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A copy of the network in channels-last layout."""
     last: Any = copy.deepcopy(module)
-    network: Network = last.to(memory_format=torch.channels_last)  # torch's own types know nothing of it
+    network: Callable[..., Tensor] = last.to(memory_format=torch.channels_last)  # torch's own types know nothing of it
     return network
 
 
-def compiled(module: nn.Module) -> Network:
+def compiled(module: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The network compiled; on a GPU its kernels become one CUDA graph, which writes its next output over its last."""
     fast: Callable[..., Tensor] = torch.compile(module, mode="reduce-overhead")
     return lambda *inputs, **conditions: fast(*inputs, **conditions).clone()
@@ -294,16 +284,16 @@ def compiled(module: nn.Module) -> Network:
 
 def network_section(bench: Bench, section: str, variants: Variants) -> Iterator[Record]:
     """The plain loop with the network prepared in other ways, against the network as it is."""
-    levels = bench.levels
+    levels, labelled = bench.levels, bench.subject.denoiser
+    if not isinstance(labelled, ByLabel):
+        yield {"section": section, "name": section, "missing": "the model has no network with labels"}
+        return
     for batch in bench.scope.batches:
-        denoiser, x = bench.subject.denoiser_for(bench.seeds(batch)), bench.noise(batch, levels)
-        if not isinstance(denoiser, NetworkDenoiser):
-            yield {"section": section, "name": section, "missing": "the model has no network"}
-            return
-        ways = {"plain": denoiser, **variants(denoiser)}
+        seeds, x = bench.seeds(batch), bench.noise(batch, levels)
+        ways = {"plain": labelled(seeds), **variants(labelled, seeds)}
         found = bench.race({n: sampling(way, x, levels, bench.solver) for n, way in ways.items()}, bench.scope.repeats)
-        expected = sample(denoiser, x, levels, bench.solver).x
-        for name, way in list(ways.items())[1:]:
+        expected = sample(ways.pop("plain"), x, levels, bench.solver).x
+        for name, way in ways.items():
             difference = distance(sample(way, x, levels, bench.solver).x, expected)
             yield bench.record(section, name, "plain", found, batch=batch, difference=difference)
 
@@ -311,11 +301,11 @@ def network_section(bench: Bench, section: str, variants: Variants) -> Iterator[
 def precision_section(bench: Bench) -> Iterator[Record]:
     """Channels-last layout, bfloat16 by autocast, and both."""
 
-    def variants(denoiser: NetworkDenoiser) -> dict[str, Denoiser]:
-        last = rebound(denoiser, channels_last)
+    def variants(labelled: ByLabel, seeds: Sequence[int]) -> dict[str, Denoiser]:
+        last = replace(labelled, network=channels_last(labelled.network))(seeds)
         return {
             "channels-last": last,
-            "bfloat16": Autocast(denoiser, torch.bfloat16),
+            "bfloat16": Autocast(labelled(seeds), torch.bfloat16),
             "bfloat16, channels-last": Autocast(last, torch.bfloat16),
         }
 
@@ -324,7 +314,11 @@ def precision_section(bench: Bench) -> Iterator[Record]:
 
 def compile_section(bench: Bench) -> Iterator[Record]:
     """`torch.compile`, with CUDA graphs where there are any."""
-    return network_section(bench, "compile", lambda denoiser: {"compiled": rebound(denoiser, compiled)})
+
+    def variants(labelled: ByLabel, seeds: Sequence[int]) -> dict[str, Denoiser]:
+        return {"compiled": replace(labelled, network=compiled(labelled.network))(seeds)}
+
+    return network_section(bench, "compile", variants)
 
 
 SECTIONS: dict[str, Callable[[Bench], Iterator[Record]]] = {

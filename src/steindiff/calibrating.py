@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,8 @@ STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
+STEPS, STEPS_EACH = 24, 2.4
+"""Steps of a fine trajectory: at least so many, and so many for each evaluation of the runs it judges."""
 BETTER = 0.97
 """A calibration must have at most this share of the plain solver's mismatch to be kept."""
 
@@ -104,7 +107,8 @@ class Recipe:
 
     Args:
         seeds: of the calibration samples; use others than those you evaluate on.
-        steps: of the fine trajectory.
+        steps: of the fine trajectory; None: 24 up to ten evaluations, 2.4 for each beyond. A plain solver of 15 or 20
+            evaluations is as near to the limit as 24 steps are, and what is fitted to them cannot beat it.
         to_zero: whether runs end at σ = 0; None: where the schedule suggests.
         grid: where the search begins, or where to step if there is none: a density of the model's own, or any grid.
         fit: how to correct a step.
@@ -113,7 +117,7 @@ class Recipe:
     """
 
     seeds: Sequence[int] = range(10**6, 10**6 + 64)
-    steps: int = 24
+    steps: int | None = None
     to_zero: bool | None = None
     grid: Density | Grid = field(default_factory=GaussianDensity)
     fit: Fits = field(default_factory=ByAlignment)
@@ -121,9 +125,14 @@ class Recipe:
     rivals: tuple[Grid, ...] = (LogSNR(), Karras(), UniformTime())
 
     def __post_init__(self) -> None:
-        at_least("steps", self.steps, 2)
+        if self.steps is not None:
+            at_least("steps", self.steps, 2)
         if self.search is not None and len(self.seeds) < JUDGES:
             raise ValueError(f"seeds must hold at least {JUDGES} to search and judge, got {len(self.seeds)}")
+
+    def reference_steps(self, nfes: Iterable[int]) -> int:
+        """Steps of a fine trajectory that serves all these budgets."""
+        return self.steps or max([STEPS, *(math.ceil(STEPS_EACH * nfe) for nfe in nfes)])
 
 
 def calibrate(
@@ -182,7 +191,8 @@ def calibrate_budgets(
         return None if callback is None else callback(Progress("reference", info.i + 1, info.steps))
 
     if reference is None:
-        reference = reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=to_zero, batch=batch, callback=step)
+        steps = recipe.reference_steps(nfes)
+        reference = reference_run(model, recipe.seeds, steps=steps, to_zero=to_zero, batch=batch, callback=step)
     made: dict[int, Calibration] = {}
     for nfe in nfes:
         near = made[max(made)].levels if made else None
@@ -195,7 +205,7 @@ class Stopped(Exception):
 
 
 class Found(NamedTuple):
-    """A candidate: its trial, how it is named, and whether it is corrected."""
+    """A candidate: its trial, of which only the end is kept, how it is named, and whether it is corrected."""
 
     name: str
     trial: Trial
@@ -243,8 +253,7 @@ class Budget:
         """Search, judge, and fit what is kept; `near` are levels found for another budget."""
         reference, recipe = self.reference, self.recipe
         device = reference.model.device
-        goal = reference.samples.to(device)
-        objective = Mismatch(reference.basis, goal, reference.groups(), self.power)
+        objective = Mismatch(reference.basis, reference.samples.to(device), reference.groups(), self.power)
         judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
         fitted = (lambda place: not judging(place)) if judged_apart else None
         stopped = False
@@ -257,14 +266,14 @@ class Budget:
         found: list[Found] = []
         try:
             for grid in recipe.rivals:
-                found.append(Found(f"plain, {type(grid).__name__}", plain(self.levels(grid)), False))
+                found.append(Found(f"plain, {type(grid).__name__}", plain(self.levels(grid)).ended(), False))
             unsearched = trials(starts[0])
-            found.append(Found("unsearched", unsearched, True))
+            found.append(Found("unsearched", unsearched.ended(), True))
             if recipe.search is not None:
-                best = min([unsearched, *map(trials, starts[1:])], key=lambda trial: trial.mismatch)
-                found.append(Found("searched", best, True))
+                best = min(chain([unsearched], map(trials, starts[1:])), key=lambda trial: trial.mismatch)
+                found.append(Found("searched", best.ended(), True))
                 for better in recipe.search(trials, best):
-                    found[-1] = Found("searched", better, True)
+                    found[-1] = Found("searched", better.ended(), True)
         except (KeyboardInterrupt, Stopped):
             if not any(candidate.corrected for candidate in found):
                 raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
@@ -319,7 +328,7 @@ class Budget:
         rows = reference.rows(judges).to(reference.model.device)
         goal = reference.samples.to(reference.model.device)[rows]
         objective = Mismatch(reference.basis, goal, reference.groups(judges), self.power)
-        judged = {candidate.name: objective(candidate.trial.states[-1].x[rows]) for candidate in found}
+        judged = {candidate.name: objective(candidate.trial.states[-1].to(goal)[rows]) for candidate in found}
         best = min((c for c in found if c.corrected), key=lambda c: judged[c.name])
         rivals = [c for c in found if not c.corrected]
         if not rivals:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -100,7 +100,7 @@ def products(residuals: Sequence[Residuals]) -> Tensor:
     """Inner products of all pairs, over all processes, `(P, P)` float64; a sample at a time, so the cut is not seen."""
     rows = (torch.stack(row).double() for row in zip(*(r.errors for r in residuals), strict=True))
     bands = torch.stack([r.gaps for r in residuals])
-    return gather(torch.stack([row @ row.T for row in rows])).sum(0) + bands @ bands.T
+    return gather(torch.stack([row @ row.T for row in rows]).to(bands.device)).sum(0) + bands @ bands.T
 
 
 class Remembering(Denoiser):
@@ -122,13 +122,28 @@ class Remembering(Denoiser):
 
 @dataclass(frozen=True)
 class Trial:
-    """One coarse run of all calibration seeds: states before every step and after the last, residuals of its end, J."""
+    """One coarse run of all calibration seeds, kept in main memory: a device holds what sampling needs.
+
+    States before every step and after the last, the evaluations of every step, residuals of its end, and J.
+    """
 
     levels: Levels
-    states: tuple[State, ...]
-    evaluations: tuple[Evaluation, ...]
+    states: tuple[Tensor, ...]
+    made: tuple[tuple[Evaluation, ...], ...]
     residuals: Residuals
     mismatch: float
+
+    def ended(self) -> Trial:
+        """The trial without what led to its end."""
+        return replace(self, states=self.states[-1:], made=())
+
+    def at(self, i: int, memory: int, device: torch.device | str) -> tuple[State, list[Evaluation]]:
+        """Where the run stood before step i, on a device, and what was evaluated there."""
+        x = self.states[i].to(device)
+        past = [e for step in reversed(self.made[:i]) for e in reversed(step)][:memory]
+        history = tuple(Evaluation(e.x.to(device), e.d.to(device), e.level) for e in past)
+        known = [Evaluation(x, e.d.to(device), e.level) for e in self.made[i] if e.x is self.states[i]]
+        return State(i, x, history), known
 
 
 @dataclass
@@ -144,28 +159,32 @@ class Trials:
     def __post_init__(self) -> None:
         model, seeds = self.reference.model, self.reference.local_seeds
         self.denoiser = model.denoiser_for(seeds, self.reference.batch)
-        self.unit = model.noise(seeds, Level(0.0, 1.0, 1.0))
+        self.unit = model.noise(seeds, Level(0.0, 1.0, 1.0)).cpu()
 
     @torch.no_grad()
     def __call__(self, levels: Levels, like: Trial | None = None) -> Trial:
         """Run over `levels`, from where they leave those of an earlier trial."""
-        states = [State(0, self.unit * levels[0].sigma)]
-        known: tuple[Evaluation, ...] = ()
+        device = self.reference.model.device
         if like is not None and like.levels.steps == levels.steps and like.levels[0] == levels[0]:
             pairs = zip(levels, like.levels, strict=True)
-            same = next((i for i, (a, b) in enumerate(pairs) if a != b), levels.steps)
-            states, known = list(like.states[:same]), like.evaluations
+            i = next((i for i, (a, b) in enumerate(pairs) if a != b), levels.steps) - 1
+            state, known = like.at(i, max(self.solver.memory, self.correction.memory), device)
+            states, made = [*like.states[: i + 1]], [*like.made[:i]]
+        else:
+            state, known = State(0, self.unit.to(device) * levels[0].sigma), []
+            states, made = [state.x.cpu()], []
         denoiser = Remembering(self.denoiser, known)
-        evaluations = [e for e in known if any(e.x is state.x for state in states[:-1])]
-        for i in range(len(states) - 1, levels.steps):
-            state, transition = advance(denoiser, states[i], levels, self.solver, self.correction)
-            states.append(state)
-            evaluations += [e for e in transition.evaluations if e.x is states[i].x]
-        residuals = self.objective.residuals(states[-1].x)
+        while state.i < levels.steps:
+            before, kept = state.x, states[-1]
+            state, transition = advance(denoiser, state, levels, self.solver, self.correction)
+            places = [(kept if e.x is before else e.x.cpu(), e) for e in transition.evaluations]
+            made.append(tuple(Evaluation(x, e.d.cpu(), e.level) for x, e in places))
+            states.append(state.x.cpu())
+        residuals = self.objective.residuals(state.x)
         mismatch = float(residuals.dot(residuals))
         self.told(mismatch)
         mismatch = mismatch if math.isfinite(mismatch) else math.inf
-        return Trial(levels, tuple(states), tuple(evaluations), residuals, mismatch)
+        return Trial(levels, tuple(states), tuple(made), residuals._replace(errors=residuals.errors.cpu()), mismatch)
 
 
 class Coordinate(NamedTuple):

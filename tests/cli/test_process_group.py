@@ -111,7 +111,7 @@ def test_every_process_takes_its_own_gpu(monkeypatch):
     assert options.device("cuda:0") == "cuda:0"
     assert options.device("cpu") == "cpu"
     start(monkeypatch, rank=2, local=2)
-    with pytest.raises(ValueError, match="nproc_per_node = 4: allowed here are at most 2, the GPUs"):
+    with pytest.raises(ValueError, match="nproc_per_node must be at most 2 here, the number of GPUs, got 4"):
         options.device("auto")
 
 

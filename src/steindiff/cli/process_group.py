@@ -37,7 +37,7 @@ def own_gpu(count: int) -> str:
         return "cuda"
     index, processes = int(os.environ["LOCAL_RANK"]), os.environ["LOCAL_WORLD_SIZE"]
     if index >= count:
-        raise ValueError(f"nproc_per_node = {processes}: allowed here are at most {count}, the GPUs")
+        raise ValueError(f"nproc_per_node must be at most {count} here, the number of GPUs, got {processes}")
     return f"cuda:{index}"
 
 

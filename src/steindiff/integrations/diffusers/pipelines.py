@@ -217,14 +217,14 @@ def calibrate(
     search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
     recipe = replace(recipe, to_zero=True, search=search)  # the host's runs end at σ = 0
     announce(model, recipe, budgets, batch)
-    made = []
-    with shown(progress, recipe.steps + sum(work(recipe, n) + n * n / 2 for n in budgets)) as stage:
-        traced = stage(recipe.steps)
+    made, fine = [], recipe.reference_steps(budgets)
+    with shown(progress, fine + sum(work(recipe, n) + n * n / 2 for n in budgets)) as stage:
+        traced = stage(fine)
 
         def step(info: StepInfo) -> bool | None:
             return traced(Progress("reference", info.i + 1, info.steps))
 
-        reference = reference_run(model, recipe.seeds, steps=recipe.steps, to_zero=True, batch=batch, callback=step)
+        reference = reference_run(model, recipe.seeds, steps=fine, to_zero=True, batch=batch, callback=step)
         for n in budgets:
             steps = levels_for(solver, LogSNR(to_zero=True), model.schedule.finite_start(), n).steps
             rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps, call))
@@ -269,10 +269,10 @@ def work(recipe: Recipe, nfe: int) -> int:
 
 def announce(model: Model, recipe: Recipe, budgets: Sequence[int], batch: int) -> None:
     """Say what a calibration costs before it is paid."""
-    seeds = len(recipe.seeds)
-    evaluations = seeds * (recipe.steps + sum(work(recipe, nfe) for nfe in budgets))
+    seeds, fine = len(recipe.seeds), recipe.reference_steps(budgets)
+    evaluations = seeds * (fine + sum(work(recipe, nfe) for nfe in budgets))
     logger.info("calibrating takes about %d evaluations of a sample, %d at a time", evaluations, batch)
-    held = 2 * recipe.steps * seeds * math.prod(model.shape) * 4
+    held = 2 * fine * seeds * math.prod(model.shape) * 4
     if held > SAID:
         taken = "the fine trajectory of %d samples takes %.1f GB of main memory in float32; fewer seeds take less"
         logger.warning(taken, seeds, held / 1e9)
