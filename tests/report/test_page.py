@@ -15,7 +15,7 @@ from steindiff.comparison import default_methods, high_frequency_power, spectrum
 from steindiff.denoisers import Gaussian
 from steindiff.report import Entry, Report, contact_sheet, of_images, of_samplers, page, write
 from steindiff.report.document import PAPER, content
-from steindiff.report.page import headline, report_of, results
+from steindiff.report.page import headline, report_of, results, tiles
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,15 @@ def test_headline_says_what_the_numbers_say(comparison):
     assert judged(**plain | {"relaxation": 10.0}, calibrated=20.0).startswith("5 evaluations, 50% closer")
     assert judged(**plain | {"logsnr": 10.5}, calibrated=10.0).startswith("12 images cannot tell 5 evaluations from 24")
     assert judged(**plain, calibrated=41.0) == "At 5 evaluations the plain solver does as well: drag the divider"
+
+
+def test_a_distance_that_ranks_nothing_is_no_figure(comparison):
+    def first(floor: float) -> str:
+        return tiles(dataclasses.replace(comparison, floor=floor), 5)[0]["label"]
+
+    least = min(row.honest for row in comparison.rows)
+    assert first(0.1 * least).startswith("Fréchet distance")
+    assert first(10.0 * max(row.honest for row in comparison.rows)).startswith("dB PSNR to the many-step image")
 
 
 def test_command_is_shown_and_not_repeated(comparison):

@@ -158,16 +158,28 @@ def charts(comparison: Comparison) -> list[Chart]:
     return drawn
 
 
+def told_apart(comparison: Comparison, base: Row) -> bool:
+    """Whether there are images enough to tell a plain run from the many-step one."""
+    return base.honest >= (1 + NOISE) * comparison.floor
+
+
 def tiles(comparison: Comparison, nfe: int) -> list[dict[str, str]]:
     """The figures below the headline: the best plain row against the best corrected one."""
     base, ours = contenders(comparison, nfe)
     if base is None or ours is None:
         return []
-    pair = f"Fréchet distance ({kind(comparison)}), {base.title} → {ours.title}; floor {comparison.floor:.1f}"
+    near = (
+        f"{base.honest:.1f}",
+        f"{ours.honest:.1f}",
+        f"Fréchet distance ({kind(comparison)}), {base.title} → {ours.title}; floor {comparison.floor:.1f}",
+    )
+    if not told_apart(comparison, base):  # a distance that cannot rank them would only mislead
+        same = f"dB PSNR to the many-step image of the same seed, {base.title} → {ours.title}"
+        near = f"{base.psnr:.1f}", f"{ours.psnr:.1f}", same
     energy = "of the fine detail’s energy (100% is right)"
     extra = f"{ours.network_calls - base.network_calls:+d}".replace("+0", "0")
     figures = [
-        (f"{base.honest:.1f}", f"{ours.honest:.1f}", pair),
+        near,
         (f"{base.energy_ratio:.0%}", f"{ours.energy_ratio:.0%}", energy),
         ("", extra, f"extra network calls, {ours.backward_passes} backward passes"),
     ]
@@ -180,7 +192,7 @@ def headline(comparison: Comparison, nfe: int) -> str:
     base, ours = contenders(comparison, nfe)
     if base is None or ours is None:
         return f"{nfe} evaluations beside {many.nfe}: drag the divider"
-    if base.honest < (1 + NOISE) * comparison.floor:
+    if not told_apart(comparison, base):
         return f"{len(comparison.seeds)} images cannot tell {nfe} evaluations from {many.nfe}: drag the divider"
     if ours.honest >= base.honest:
         return f"At {nfe} evaluations the plain solver does as well: drag the divider"
