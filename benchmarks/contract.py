@@ -54,9 +54,9 @@ BLOCKS, BLOCK, FINE = 8, 256, 64
 """Sets of fresh seeds, samples of each, and steps of the fine trajectory they are judged by."""
 ALLOWED, ERRORS = 1.01, 2.0
 """A cell breaks the contract where it is worse than this factor by more than so many standard errors."""
-RECIPE = sd.Recipe(seeds=range(10**6, 10**6 + 48), search=sd.Search(iterations=2))
+RECIPE = sd.Recipe()
 MORE = replace(RECIPE, seeds=range(10**6, 10**6 + 256), steps=48)
-"""More seeds and a finer trajectory: 48 cannot see what happens to one sample in a hundred, 24 steps err at 10 NFE."""
+"""More seeds and a finer trajectory: 64 may not see what happens to one sample in a hundred."""
 TINY = 1e-4
 """Mismatches below a ten-thousandth of the energy, and distances below that of it, are not told apart."""
 
@@ -188,9 +188,8 @@ class Ground(NamedTuple):
 
 
 @cache
-def reference(toy: str, recipe: sd.Recipe) -> sd.ReferenceRun:
-    """The fine trajectory all calibrations of a toy share."""
-    steps = recipe.reference_steps(BUDGETS)
+def reference(toy: str, recipe: sd.Recipe, steps: int) -> sd.ReferenceRun:
+    """The fine trajectory that calibrations of a toy share."""
     return sd.reference_run(ground(toy).model, recipe.seeds, steps=steps, batch=len(recipe.seeds))
 
 
@@ -236,7 +235,7 @@ def plain(known: Ground, cell: Cell, grid: str) -> Tensor:
 def measure(cell: Cell, recipe: sd.Recipe = RECIPE) -> dict[str, Any]:
     """The record of a cell: what was kept, and by each measure the calibrated and the best plain value."""
     known = ground(cell.toy)
-    fine = reference(cell.toy, recipe)
+    fine = reference(cell.toy, recipe, recipe.reference_steps([cell.nfe]))
     calibration = sd.calibrate(known.model, cell.nfe, cell.solver, recipe=recipe, reference=fine)
     made = measured(known, calibration.sampler()(known.model, known.seeds, batch=len(known.seeds)).x)
     rivals = [measured(known, plain(known, cell, grid)) for grid in GRIDS]

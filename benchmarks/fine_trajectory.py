@@ -22,7 +22,7 @@ from steindiff.search import Mismatch
 FIRST_SEED = 3 * 10**6
 """Apart from seeds of calibration and of evaluation."""
 LIMIT = 120
-STEPS = (24, 36, 48, 60)
+STEPS = (24, 30, 36, 45, 60)
 PLAIN = ("dpmpp-3m", "unipc-bh1-3", "ipndm-4")
 BUDGETS = (10, 15, 20)
 

@@ -40,7 +40,7 @@ STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
-STEPS, STEPS_EACH = 24, 2.4
+STEPS, STEPS_EACH = 24, 3
 """Steps of a fine trajectory: at least so many, and so many for each evaluation of the runs it judges."""
 BETTER = 0.97
 """A calibration must have at most this share of the plain solver's mismatch to be kept."""
@@ -107,8 +107,8 @@ class Recipe:
 
     Args:
         seeds: of the calibration samples; use others than those you evaluate on.
-        steps: of the fine trajectory; None: 24 up to ten evaluations, 2.4 for each beyond. A plain solver of 15 or 20
-            evaluations is as near to the limit as 24 steps are, and what is fitted to them cannot beat it.
+        steps: of the fine trajectory; None: three for each evaluation, at least 24. A plain solver of 15 evaluations
+            is as near to the limit as 24 steps are, and what is fitted to them cannot beat it.
         to_zero: whether runs end at σ = 0; None: where the schedule suggests.
         grid: where the search begins, or where to step if there is none: a density of the model's own, or any grid.
         fit: how to correct a step.
@@ -132,7 +132,7 @@ class Recipe:
 
     def reference_steps(self, nfes: Iterable[int]) -> int:
         """Steps of a fine trajectory that serves all these budgets."""
-        return self.steps or max([STEPS, *(math.ceil(STEPS_EACH * nfe) for nfe in nfes)])
+        return self.steps or max([STEPS, *(STEPS_EACH * nfe for nfe in nfes)])
 
 
 def calibrate(
