@@ -135,7 +135,7 @@ class Evidence:
             found = self.network(names, solver="2m", grid="logsnr", ending="lowered", nfe=5)
             if len(found) < len(names):
                 return MISSING
-            changes = ", ".join("0" if r["idle"] else f"{r['difference']:+.2f}" for r in found)
+            changes = ", ".join("0" if r.get("idle") else f"{r['difference']:+.2f}" for r in found)
             error = max(r["difference_error"] for r in found)
             parts.append(f"{how} {changes}" + (f" (± {2 * error:.2f})" if error else ""))
         return "change of FID at m = 1, 2, 3, 5, 10: " + "; ".join(parts)
@@ -147,8 +147,8 @@ class Evidence:
             k = max(range(len(r["sigma"])), key=lambda i: r["denoiser_max"][i])
             who, grid = r.get("subject") or r["model"], r["grid"].removesuffix("-to-zero")
             high, late = (f"{r['denoiser_max'][i]:.2g} at σ = {r['sigma'][i]:.2g}" for i in (k, -1))
-            parts.append(f"{who} on the {grid} grid {high}, {late}")
-        return "largest L_D, and the last step's: " + "; ".join(parts) if parts else MISSING
+            parts.append(f"{who}, {GRIDS[grid]}: {high}, {late}")
+        return "largest L_D, and the last: " + "; ".join(parts) if parts else MISSING
 
     def one_over_one_minus_r(self) -> str:
         """γ* of DDIM on VP beside 1/(1 − r), from neighbouring steps of the record."""
@@ -203,7 +203,7 @@ class Evidence:
             ("App. C, EDM: L_D < 1", "**holds**", "threshold = 1 on every step", DIAGNOSTICS_TEST),
             (
                 "Remark 4.2: large L_D, even late in a run",
-                "**in part**: at middle noise",
+                "**in part**: digits at middle noise, the network late too",
                 self.steepest(),
                 "relaxation_lipschitz.json, " + PAPER,
             ),
