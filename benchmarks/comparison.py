@@ -476,6 +476,7 @@ class Bench:
             "told": [round(level.told, 4) for level in made.levels[:-1]],
             "kept": made.provenance.get("kept"),
             "mismatch": made.provenance.get("mismatch"),
+            "reference_steps": made.provenance.get("reference_steps"),
             "sampling_memory_mb": sampling.memory_mb and round(sampling.memory_mb),
         }
         return Prepared(by_sampler(made.sampler(check=False)), cost, chosen)
@@ -518,7 +519,7 @@ class Bench:
             "data": method.data,
             "preparation": {
                 "seeds": min(method.seeds, self.seeds if method.seeds <= 256 else 2 * self.seeds),
-                "teacher_nfe": method.teacher_nfe,
+                "teacher_nfe": prepared.chosen.get("reference_steps", method.teacher_nfe),
                 "seconds": round(cost.seconds, 2),
                 "memory_mb": None if cost.memory_mb is None else round(cost.memory_mb),
                 "evaluations": cost.evaluations,
