@@ -1,14 +1,13 @@
 """The contract of calibration: on fresh seeds never more than 1 % worse than the best plain grid.
 
     python benchmarks/contract.py
-    python benchmarks/contract.py --recipe default --out benchmarks/results/contract_default.json
 
-Ten toys × every solver × 3 to 10 evaluations, with two iterations of the search on 48 seeds, or by the default recipe.
-The measures are the weighted mismatch to the fine trajectory of the same seeds and the honest distance, Fréchet to
-many-step samples of other seeds; each is taken on `BLOCKS` sets of seeds, so that chance can be told from loss. A
-distance below that of the many-step samples themselves counts as theirs: it is chance, too. Cells are independent: what
-`--out` holds is not measured again. Cells that break the contract are repeated with the default recipe and with `MORE`.
-tests/test_search.py checks a sample of the cells. Writes `benchmarks/results/contract.json`.
+Ten toys × every solver × 3 to 10 evaluations, by the default recipe. The measures are the weighted mismatch to the fine
+trajectory of the same seeds and the honest distance, Fréchet to many-step samples of other seeds; each is taken on
+`BLOCKS` sets of seeds, so that chance can be told from loss. A distance below that of the many-step samples themselves
+counts as theirs: it is chance, too. Cells are independent: what `--out` holds is not measured again. Cells that break
+the contract are repeated with `MORE`. tests/test_search.py checks a sample of the cells. Writes
+`benchmarks/results/contract.json`.
 """
 
 from __future__ import annotations
@@ -55,13 +54,9 @@ BLOCKS, BLOCK, FINE = 8, 256, 64
 """Sets of fresh seeds, samples of each, and steps of the fine trajectory they are judged by."""
 ALLOWED, ERRORS = 1.01, 2.0
 """A cell breaks the contract where it is worse than this factor by more than so many standard errors."""
-RECIPE = sd.Recipe(seeds=range(10**6, 10**6 + 48), steps=24, search=sd.Search(iterations=2))
-"""A little less than the default, for the sake of time."""
+RECIPE = sd.Recipe()
 MORE = replace(RECIPE, seeds=range(10**6, 10**6 + 256), steps=48)
-"""More seeds and a finer trajectory: 48 cannot see what happens to one sample in a hundred, 24 steps err at 10 NFE."""
-RECIPES = {"quick": RECIPE, "default": sd.Recipe()}
-REPEATED = {"broken, by default": sd.Recipe(), "broken, repeated": MORE}
-"""What cells that break the contract are measured with once more, by name in the records."""
+"""More seeds and a finer trajectory: 64 may not see what happens to one sample in a hundred."""
 TINY = 1e-4
 """Mismatches below a ten-thousandth of the energy, and distances below that of it, are not told apart."""
 
@@ -289,20 +284,16 @@ def summary(records: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "contract.json")
-    parser.add_argument("--recipe", choices=RECIPES, default="quick")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
     known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    chosen = RECIPES[arguments.recipe]
-    repeated = {name: recipe for name, recipe in REPEATED.items() if recipe != chosen}
-    records = known.get("records", {})
-    again = {name: known.get(name, {}) for name in repeated}
+    records, again = known.get("records", {}), known.get("broken, repeated", {})
     facts = {
         "seed": SEED,
-        "calibration seeds": [chosen.seeds[0], len(chosen.seeds)],
-        "calibration seeds of what is repeated": {name: len(recipe.seeds) for name, recipe in repeated.items()},
+        "calibration seeds": [RECIPE.seeds[0], len(RECIPE.seeds)],
+        "calibration seeds of what is repeated": [MORE.seeds[0], len(MORE.seeds)],
         "fresh seeds": [FRESH, BLOCKS * BLOCK],
         "seeds of the own distance": [OTHERS, BLOCKS * BLOCK],
         "nfe": [*BUDGETS],
@@ -312,12 +303,12 @@ def main() -> None:
     }
 
     def save() -> None:
-        parts = {"summary": summary(records), **again, "records": dict(sorted(records.items()))}
+        parts = {"summary": summary(records), "broken, repeated": again, "records": dict(sorted(records.items()))}
         write_json(arguments.out, {**facts, **parts})
 
     with multiprocessing.get_context("spawn").Pool(arguments.jobs, torch.set_num_threads, (1,)) as pool:
-        for found, recipe in ((records, chosen), *((again[name], recipe) for name, recipe in repeated.items())):
-            wanted = [cell for cell in cells() if found is records or "broken" in records.get(name_of(cell), ())]
+        for found, recipe in ((records, RECIPE), (again, MORE)):
+            wanted = [cell for cell in cells() if recipe is RECIPE or "broken" in records.get(name_of(cell), ())]
             wanted.sort(key=lambda cell: -cell.nfe)  # where plain solvers are best first
             missing = [cell for cell in wanted if name_of(cell) not in found]
             for name, record in pool.imap_unordered(partial(named, recipe=recipe), missing):

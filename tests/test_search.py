@@ -220,21 +220,19 @@ def test_spread_within_a_condition_is_kept(nfe: int):
     assert kept == pytest.approx(1.0, abs=0.05 if nfe == 5 else 0.1)
 
 
-BROKEN = {contract.Cell("signals, EDM", "dpmpp-2m", 10)}
-"""Where 48 seeds rank the plain grids wrongly: a rare seed ends at another mode. With 256 the contract holds."""
-
-
 @pytest.mark.parametrize("toy", contract.TOYS)
 def test_a_calibration_is_never_worse_than_the_best_plain_grid(toy: str):
     """On fresh seeds, by mismatch and by honest distance: some of the cells that benchmarks/contract.py measures."""
     for cell in contract.sampled():
         if cell.toy == toy:
             found = contract.measure(cell)
-            assert ("broken" in found) == (cell in BROKEN), (cell, found)
+            assert "broken" not in found, (cell, found)
 
 
-@pytest.mark.parametrize("cell", BROKEN)
-def test_more_seeds_mend_what_breaks_the_contract(cell: contract.Cell):
+def test_more_seeds_mend_what_breaks_the_contract():
+    """A rare sample ends at another mode: 64 seeds hardly see it."""
+    cell = contract.Cell("signals, EDM", "deis-4", 10)
+    assert "broken" in contract.measure(cell)
     assert "broken" not in contract.measure(cell, contract.MORE)
 
 
