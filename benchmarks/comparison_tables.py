@@ -102,7 +102,7 @@ def late(records: Sequence[Record]) -> str:
     """Larger budgets, where plain solvers are near the model's own limit: own distance, and FID in brackets."""
     found = [r for r in records if r["method"] == "calibrated-64" and r["nfe"] > max(BUDGETS)]
     body = []
-    for record in sorted(found, key=lambda r: (r["nfe"], SOLVERS.index(family(r)) if family(r) in SOLVERS else 99)):
+    for record in sorted(found, key=lambda r: (r["nfe"], list(TITLES).index(r["solver"]))):
         same = {r["method"]: r for r in records if (r["solver"], r["nfe"]) == (record["solver"], record["nfe"])}
         cells = [same["logsnr"], same["edm"], record]
         least = min(r["own"] for r in cells[:2])

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from recording import machine, options
-from steindiff import SOLVERS, Levels, Sampler, load, reference_run
+from steindiff import Sampler, load, reference_run, zoo
 from steindiff._files import write_json
 from steindiff.grids import LogSNR
-from steindiff.sampler import levels_for
 from steindiff.search import Mismatch
 
 FIRST_SEED = 3 * 10**6
@@ -41,7 +40,7 @@ def runs() -> Iterator[Run]:
 
 def main() -> None:
     parser = options(__doc__, "fine_trajectory")
-    parser.add_argument("--model", default="cifar10", choices=["cifar10", "fashion"])
+    parser.add_argument("--model", default="cifar10", choices=zoo.names())
     parser.set_defaults(samples=16, batch=16)
     args = parser.parse_args()
     model = load(args.model, device=args.device, forward_only=True)
@@ -53,9 +52,8 @@ def main() -> None:
         if run.solver == "fine trajectory":
             x = reference_run(model, seeds, steps=run.nfe, batch=args.batch).samples
         else:
-            grid = LogSNR(to_zero=limit.to_zero)
-            levels = levels_for(SOLVERS[run.solver], grid, model.schedule.finite_start(), run.nfe)
-            x = Sampler(run.solver, Levels(levels.levels, model.schedule))(model, seeds, batch=args.batch).x.cpu()
+            sampler = Sampler(run.solver, LogSNR(to_zero=limit.to_zero), run.nfe)
+            x = sampler(model, seeds, batch=args.batch).x.cpu()
         rms = float((x - limit.samples).square().mean().sqrt())
         cost = {"network_calls": run.nfe, "backward_passes": 0}
         record = {"model": args.model, **run._asdict(), **cost, "seed": FIRST_SEED, "samples": args.samples}

@@ -132,9 +132,10 @@ class Evidence:
         parts = []
         for how, first, rest in (("by batch", "clamped", ""), ("by sample", "per sample", ", per sample")):
             names = (first, *(f"m = {m}{rest}" for m in (2, 3, 5, 10)))
-            found = self.network(names, solver="2m", grid="logsnr", ending="lowered", nfe=5)
-            if len(found) < len(names):
+            made = self.network(names, solver="2m", grid="logsnr", ending="lowered", nfe=5)
+            if len(made) < len(names):
                 return MISSING
+            found = sorted(made, key=lambda r: names.index(r["mode"]))
             changes = ", ".join("0" if r.get("idle") else f"{r['difference']:+.2f}" for r in found)
             error = max(r["difference_error"] for r in found)
             parts.append(f"{how} {changes}" + (f" (± {2 * error:.2f})" if error else ""))

@@ -23,7 +23,7 @@ from steindiff.grids.rules import Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
-from steindiff.reference import GaussianDensity, ReferenceRun, reference_run
+from steindiff.reference import STEPS, GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import FEW_STEPS, Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
@@ -40,8 +40,8 @@ STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
-STEPS, STEPS_EACH = 24, 3
-"""Steps of a fine trajectory: at least so many, and so many for each evaluation of the runs it judges."""
+STEPS_EACH = 3
+"""Steps of a fine trajectory for each evaluation of the runs it judges."""
 BETTER = 0.97
 """A calibration must have at most this share of the plain solver's mismatch to be kept."""
 

@@ -21,6 +21,8 @@ from steindiff.model import Model
 from steindiff.seeding import check_seeds, in_batches
 from steindiff.solvers.dpmpp import DPMSolverMultistep
 
+STEPS = 24
+"""Steps of a trajectory, at least, unless told otherwise."""
 LARGE = 2 * 2**30
 """Bytes beyond which a trajectory is kept in half precision."""
 
@@ -171,7 +173,7 @@ def reference_run(
     model: Model,
     seeds: Sequence[int],
     *,
-    steps: int = 24,
+    steps: int = STEPS,
     to_zero: bool | None = None,
     batch: int = 64,
     basis: Basis | None = None,

@@ -168,14 +168,12 @@ def tiles(comparison: Comparison, nfe: int) -> list[dict[str, str]]:
     base, ours = contenders(comparison, nfe)
     if base is None or ours is None:
         return []
-    near = (
-        f"{base.honest:.1f}",
-        f"{ours.honest:.1f}",
-        f"Fréchet distance ({kind(comparison)}), {base.title} → {ours.title}; floor {comparison.floor:.1f}",
-    )
-    if not told_apart(comparison, base):  # a distance that cannot rank them would only mislead
-        same = f"dB PSNR to the many-step image of the same seed, {base.title} → {ours.title}"
-        near = f"{base.psnr:.1f}", f"{ours.psnr:.1f}", same
+    pair = f"{base.title} → {ours.title}"
+    if told_apart(comparison, base):
+        label = f"Fréchet distance ({kind(comparison)}), {pair}; floor {comparison.floor:.1f}"
+        near = f"{base.honest:.1f}", f"{ours.honest:.1f}", label
+    else:  # a distance that cannot rank them would only mislead
+        near = f"{base.psnr:.1f}", f"{ours.psnr:.1f}", f"dB PSNR to the many-step image of the same seed, {pair}"
     energy = "of the fine detail’s energy (100% is right)"
     extra = f"{ours.network_calls - base.network_calls:+d}".replace("+0", "0")
     figures = [
