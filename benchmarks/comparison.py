@@ -463,11 +463,12 @@ class Bench:
             reference = reference_run(model, recipe.seeds, steps=steps, batch=batch, basis=basis)
             return calibrate(model, nfe, solver, recipe=recipe, reference=reference, batch=batch)
 
-        made, cost = self.prepare(work, model=self.forward)
+        plain = self.on_grid(solver, nfe, "logsnr").run
         sampling = Cost()
-        if cost.memory_mb is not None:
-            plain = self.on_grid(solver, nfe, "logsnr").run
+        for _ in range(2 if torch.device(self.model.device).type == "cuda" else 0):
+            # The first run is for cuDNN, which tries kernels in memory of their own.
             _, sampling = self.prepare(lambda model: plain(model, recipe.seeds[:batch]), model=self.forward)
+        made, cost = self.prepare(work, model=self.forward)
         if self.calibrations is not None and not (nth or one_band or changes):
             name = f"{self.model.name}-{SOLVERS.name_of(solver)}-{nfe}.json"
             replace(made, fingerprint=self.plain.fingerprint).save(self.calibrations / name)

@@ -24,8 +24,9 @@ Seeds are 0 to samples − 1, labels seed mod classes. The paper's "steps" are (
 network. `fid` is the Fréchet distance of Inception features to real images, or, where there are none, to as many
 samples of the same model by Heun's method in 35 evaluations from other seeds (`against` says which). `error` is its
 standard error; `difference` is taken from the plain solver of the same seeds, its error sample by sample
-(`metrics/frechet.py`). `score` is the inception score by the logits of EfficientNet-Lite0. Where every γ of the
-first batch is 1 by a margin the run is the plain one: such cells are marked `idle` and not sampled further.
+(`metrics/frechet.py`). `score` is the inception score by the logits of EfficientNet-Lite0, `second` the distance of its
+features to the model's own samples: the second opinion for which the paper takes DINOv2. Where every γ of the first
+batch is 1 by a margin the run is the plain one: such cells are marked `idle` and not sampled further.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ NFES = (5, 10, 8, 6, 20, 15, 12, 25)
 GRIDS = {"edm": Karras, "logsnr": LogSNR}
 MARGIN = 1.02
 """A run is the plain one where every γ before its limit is at least this, in the first batch."""
+PREFIXES = {"fid": "", "second": "second_"}
+"""Of the fields that compare a distance with the plain solver's."""
 OTHER_SEEDS = 2 * 10**6
 """First seed of a model's own many-step samples."""
 
@@ -286,11 +289,29 @@ def latent(folder: Path, device: str) -> Subject:
 
 
 class Made(NamedTuple):
-    """The samples of a cell, as their features say."""
+    """The samples of a cell, as their features say: distances by name of the field, the score, what was spent."""
 
-    distance: Distance
+    distances: dict[str, Distance]
     score: dict[str, float]
     spent: dict[str, Any]
+
+    def fields(self) -> dict[str, Any]:
+        """As a record has them."""
+        found = {}
+        for name, made in self.distances.items():
+            found |= {name: round(made.value, 4), f"{name}_error": round(made.error, 4)}
+        return found | {name: round(value, 4) for name, value in self.score.items()}
+
+    def beside(self, plain: Made) -> dict[str, Any]:
+        """The differences from the plain solver's samples, and the verdicts."""
+        found = {}
+        for name, prefix in PREFIXES.items():
+            if name in self.distances:
+                base = plain.distances[name]
+                gap = difference(self.distances[name], base)
+                found |= {f"{prefix}difference": round(gap.value, 4), f"{prefix}difference_error": round(gap.error, 4)}
+                found[f"{prefix}verdict"] = gap.verdict(base.value)
+        return found
 
 
 @dataclass
@@ -324,9 +345,18 @@ class Bench:
     def reference(self) -> Moments:
         if self.subject.real is not None:
             return self.subject.real.to(self.device)
+        return self.own(self.features)
+
+    @cached_property
+    def second_reference(self) -> Moments:
+        assert self.classifier is not None
+        return self.own(self.classifier)
+
+    def own(self, features: Callable[[Tensor], Tensor]) -> Moments:
+        """Of the model's own many-step samples, other seeds."""
         limit = Cell("heun", "edm", "zero", 35)
         runs = (self.run(limit, range(a, b), None) for a, b in self.parts(OTHER_SEEDS))
-        return Moments.stream((part for x, _ in runs for part in self.pixels(x)), self.features)
+        return Moments.stream((part for x, _ in runs for part in self.pixels(x)), features)
 
     @property
     def against(self) -> str:
@@ -352,7 +382,7 @@ class Bench:
     @torch.no_grad()
     def make(self, cell: Cell) -> Made | dict[str, Any]:
         """Sample a cell and take its features; only what was spent, where the first batch shows it to be idle."""
-        features, logits, spent = [], [], {}
+        features, second, spent = [], [], {}
         for start, stop in self.parts():
             x, out = self.run(cell, range(start, stop), self.unit_noise[start:stop])
             if start == 0:
@@ -362,10 +392,14 @@ class Bench:
             for part in self.pixels(x):
                 features.append(self.features(part))
                 if self.classifier is not None:
-                    logits.append(self.classifier.logits(part).cpu())
-        found = distance(torch.cat(features), self.reference)
-        score = inception_score(torch.cat(logits), splits=min(10, self.samples)) if logits else None
-        return Made(found, {"score": score.mean, "score_deviation": score.deviation} if score else {}, spent)
+                    second.append(self.classifier(part))
+        distances = {"fid": distance(torch.cat(features), self.reference)}
+        if self.classifier is None:
+            return Made(distances, {}, spent)
+        seen = torch.cat(second)
+        distances["second"] = distance(seen, self.second_reference)
+        score = inception_score(self.classifier.classify(seen).cpu(), splits=min(10, self.samples))
+        return Made(distances, {"score": score.mean, "score_deviation": score.deviation}, spent)
 
     def base(self, cell: Cell) -> Made:
         """The plain solver's samples beside a cell, made once a session."""
@@ -386,16 +420,9 @@ class Bench:
         except RuntimeError as error:
             made, record["error"] = {}, str(error).splitlines()[0]
         if isinstance(made, Made):
-            gap = difference(made.distance, base.distance)
-            record |= {**made.spent, "fid": round(made.distance.value, 4), "fid_error": round(made.distance.error, 4)}
-            record |= {name: round(value, 4) for name, value in made.score.items()}
-            if cell.mode != "plain":
-                record |= {"difference": round(gap.value, 4), "difference_error": round(gap.error, 4)}
-                record["verdict"] = gap.verdict(base.distance.value)
-        elif made:
-            record |= {**made, "fid": round(base.distance.value, 4), "fid_error": round(base.distance.error, 4)}
-            record |= {name: round(value, 4) for name, value in base.score.items()}
-            record |= {"difference": 0.0, "difference_error": 0.0, "verdict": "equal"}
+            record |= {**made.spent, **made.fields(), **(made.beside(base) if cell.mode != "plain" else {})}
+        elif made:  # the plain samples
+            record |= {**made, **base.fields(), **base.beside(base)}
         record["seconds"] = round(time.monotonic() - begun, 2)
         return record | machine(self.device)
 

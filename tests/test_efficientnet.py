@@ -96,7 +96,7 @@ def test_features_are_those_of_the_published_network(file, published):
     assert float(expected.std()) > 0.01
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     logits = expected @ published["_fc.weight"].T + published["_fc.bias"]
-    torch.testing.assert_close(features.logits(images), logits, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(features.classify(features(images)), logits, atol=1e-3, rtol=1e-3)
     assert not any(p.requires_grad for p in features.parameters())
 
 
@@ -178,4 +178,4 @@ def test_known_photographs_are_recognised(path, label):
         left, top = (image.width - side) // 2, (image.height - side) // 2
         pixels = np.array(image.convert("RGB").crop((left, top, left + side, top + side)))
     features = EfficientNetFeatures.load(datasets.efficientnet())
-    assert int(features.logits(torch.from_numpy(pixels).permute(2, 0, 1)[None]).argmax()) == label
+    assert int(features.classify(features(torch.from_numpy(pixels).permute(2, 0, 1)[None])).argmax()) == label

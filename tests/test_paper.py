@@ -89,6 +89,27 @@ def test_a_record_says_what_was_run_and_how_sure_it_is(tiny, mode: str):
         assert len(record["gamma"]) == (3 if mode == "first 3" else 5)
 
 
+def test_a_second_opinion(tiny):
+    """Score and distance by other features, the latter to the model's own samples and paired like the first."""
+
+    class Second:
+        def __call__(self, images):
+            return features(images)
+
+        def classify(self, seen):
+            return seen
+
+    bench = bench_of(tiny)
+    bench.__dict__["classifier"] = Second()
+    plain = bench.measure(paper.Cell("2m", "logsnr", "bare", 5))
+    assert plain["second"] > 0
+    assert plain["score"] >= 1.0
+    assert "second_verdict" not in plain
+    literal = bench.measure(paper.Cell("2m", "logsnr", "bare", 5, "literal"))
+    assert literal["second_difference"] == pytest.approx(literal["second"] - plain["second"], abs=2e-4)
+    assert literal["second_verdict"] in ("better", "equal", "worse")
+
+
 def test_an_idle_cell_is_the_plain_one_and_costs_one_batch(tiny, monkeypatch):
     monkeypatch.setattr(paper, "MARGIN", -1e9)
     calls = []

@@ -127,6 +127,14 @@ def test_the_fine_trajectory_is_finer_than_what_it_judges():
     assert sd.calibrate(edm(), 12, recipe=recipe).provenance["reference_steps"] == 36
 
 
+def test_a_coarse_reference_of_the_callers_own_is_named(caplog: pytest.LogCaptureFixture):
+    run, quick = reference(), sd.Recipe(search=None)
+    sd.calibrate(run.model, 8, "ddim", recipe=quick, reference=run, batch=999)
+    assert not caplog.records
+    sd.calibrate(run.model, 9, "ddim", recipe=quick, reference=run, batch=999)
+    assert "the reference takes 24 steps, and 9 evaluations want 27" in caplog.text
+
+
 def test_moves_stay_in_order_and_in_range():
     levels = sd.GRIDS["logsnr"](sd.EDM(), 5)
     wild = {Coordinate(i, True): 9.0 * (-1) ** i for i in range(5)} | {Coordinate(1, False): 5.0}

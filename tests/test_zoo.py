@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steindiff import SOLVERS, load, zoo
@@ -17,7 +18,7 @@ from steindiff.calibration import Calibration
 from steindiff.denoisers import EDMDenoiser
 from steindiff.levels import Level
 from steindiff.models import CALIBRATIONS, ByLabel, shipped_calibration, shipped_path
-from steindiff.schedules import Discrete
+from steindiff.schedules import EDM, Discrete
 from steindiff.solvers import DPMSolverMultistep
 from steindiff.zoo import EDMPrecond, UNet, UNetConfig, VPNoise
 
@@ -326,3 +327,19 @@ def test_forward_only_is_the_same_model_in_another_layout():
     x, level = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0)), load("fashion").schedule.at(0.0)
     plain, last = (load("fashion", forward_only=given).denoiser_for([0, 1])(x, level) for given in (False, True))
     torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_labels_go_to_a_device_once():
+    """A copy from main memory at every evaluation would make the host wait for the device each time."""
+    seen = []
+
+    def network(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        seen.append(labels)
+        return x
+
+    denoiser = ByLabel(network, EDMDenoiser, 10)([3, 14])
+    level = EDM().at(0.0)
+    for _ in range(2):
+        denoiser(torch.zeros(2, 3, 8, 8, device="meta"), level)
+    assert seen[0].device.type == "meta"
+    assert seen[0] is seen[1]

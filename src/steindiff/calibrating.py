@@ -190,9 +190,16 @@ def calibrate_budgets(
     def step(info: StepInfo) -> bool | None:
         return None if callback is None else callback(Progress("reference", info.i + 1, info.steps))
 
+    steps = recipe.reference_steps(nfes)
     if reference is None:
-        steps = recipe.reference_steps(nfes)
         reference = reference_run(model, recipe.seeds, steps=steps, to_zero=to_zero, batch=batch, callback=step)
+    elif (taken := reference.trajectory.levels.steps) < steps:
+        logger.warning(
+            "the reference takes %d steps, and %d evaluations want %d: no calibration ends nearer to the limit than it",
+            taken,
+            max(nfes),
+            steps,
+        )
     made: dict[int, Calibration] = {}
     for nfe in nfes:
         near = made[max(made)].levels if made else None

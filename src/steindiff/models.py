@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,13 +43,20 @@ class ByLabel:
 
     def __call__(self, seeds: Sequence[int]) -> Denoiser:
         labels = torch.tensor([self.label(seed) for seed in seeds])
-        conditional = self.wrap(partial(on_device, self.network, labels=labels))
+        conditional = self.wrap(Labelled(self.network, labels))
         return conditional if self.guidance == 1.0 else Guided(conditional, self.wrap(self.network), self.guidance)
 
 
-def on_device(network: Callable[..., Tensor], x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-    """Call a network with labels where its state is."""
-    return network(x, t, labels=labels.to(x.device))
+@dataclass
+class Labelled:
+    """A network with the labels of a batch, brought once to where its state is: each copy would make the host wait."""
+
+    network: Callable[..., Tensor]
+    labels: Tensor
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        self.labels = self.labels.to(x.device)
+        return self.network(x, t, labels=self.labels)
 
 
 def load(

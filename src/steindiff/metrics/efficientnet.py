@@ -150,6 +150,6 @@ class EfficientNetFeatures(nn.Module):
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             return self.network((x - 127) / 128)
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Logits of the 1,000 ImageNet classes, (B, 1000)."""
-        return self.network._fc(self(images))
+    def classify(self, features: Tensor) -> Tensor:
+        """Logits of the 1,000 ImageNet classes, (B, 1000), of features (B, 1280)."""
+        return self.network._fc(features)
