@@ -24,7 +24,7 @@ from steindiff.denoisers import Gaussian
 from steindiff.loop import Cancelled, State, advance
 from steindiff.metrics import spread
 from steindiff.reference import GaussianDensity
-from steindiff.search import Coordinate, Mismatch, Trials, move, resampled
+from steindiff.search import Coordinate, Distances, Mismatch, Trials, move, resampled
 
 BASIS = DCT((1, 12))
 
@@ -39,6 +39,40 @@ def test_the_residuals_square_to_the_mismatch():
     assert objective(1.1 * centred) == pytest.approx(0.01 + math.log(1.21) ** 2, rel=1e-6)
     residuals = objective.residuals(1.1 * centred)
     assert float(residuals.dot(residuals)) == pytest.approx(objective(1.1 * centred))
+
+
+def test_what_each_sample_adds_means_j():
+    goal = torch.randn(60, 1, 12, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    objective = Mismatch(BASIS, goal, Groups.of([None] * 60))
+    wrong = 1.1 * goal
+    assert objective.residuals(wrong).of_each().mean == pytest.approx(objective(wrong))
+    wrong[3] = math.nan
+    assert objective.residuals(wrong).of_each().mean == math.inf
+
+
+def distances(*each: float) -> Distances:
+    return Distances(torch.tensor(each, dtype=FLOAT))
+
+
+def test_a_mean_in_doubt_needs_the_typical_sample():
+    near, far = distances(*[1.0, 1.1] * 20), distances(*[1.5, 1.7] * 20)
+    assert near.nearer(far)
+    assert not far.nearer(near)
+    assert not near.nearer(near)
+    assert not near.nearer(far, share=0.6)
+    # One sample in forty takes another turn: the mean is in doubt, and what the others say counts as well.
+    turned = distances(*[1.0, 1.1] * 19, 1.0, 40.0)
+    assert turned.mean > far.mean
+    assert not turned.nearer(far)
+    assert not far.nearer(turned)
+    assert near.nearer(turned)
+    # Where many do, there is no doubt.
+    assert far.nearer(distances(*[1.0, 40.0] * 20))
+    # What is not finite is never nearer.
+    lost = distances(*[math.inf] * 40)
+    assert near.nearer(lost)
+    assert not lost.nearer(near)
+    assert not lost.nearer(lost)
 
 
 def test_bands_count_by_their_energy():

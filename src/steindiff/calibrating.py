@@ -25,7 +25,7 @@ from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
 from steindiff.reference import STEPS, GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
-from steindiff.search import FEW_STEPS, Mismatch, Search, Trial, Trials, resampled
+from steindiff.search import FEW_STEPS, Distances, Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
 
 logger = logging.getLogger(__name__)
@@ -303,7 +303,8 @@ class Budget:
                 "seeds": [reference.seeds[0], len(reference.seeds)],
                 "reference_steps": reference.trajectory.levels.steps,
                 "kept": kept.name,
-                "mismatch": {name: float(f"{value:.4g}") for name, value in judged.items()},
+                "mismatch": {name: float(f"{distances.mean:.4g}") for name, distances in judged.items()},
+                "typical": {name: float(f"{distances.typical:.4g}") for name, distances in judged.items()},
                 "fit": repr(recipe.fit),
                 "search": repr(recipe.search),
                 "trials": self.done,
@@ -329,22 +330,23 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def judge(self, found: Sequence[Found], judges: Chosen) -> tuple[Found, dict[str, float]]:
-        """The candidate to keep, by the mismatch of samples nothing was fitted to, and that of all of them."""
+    def judge(self, found: Sequence[Found], judges: Chosen) -> tuple[Found, dict[str, Distances]]:
+        """The candidate to keep, by samples nothing was fitted to, and how near each candidate brings those."""
         reference = self.reference
         rows = reference.rows(judges).to(reference.model.device)
         goal = reference.samples.to(reference.model.device)[rows]
         objective = Mismatch(reference.basis, goal, reference.groups(judges), self.power)
-        judged = {candidate.name: objective(candidate.trial.states[-1].to(goal)[rows]) for candidate in found}
-        best = min((c for c in found if c.corrected), key=lambda c: judged[c.name])
+        ends = {candidate.name: candidate.trial.states[-1].to(goal)[rows] for candidate in found}
+        judged = {name: objective.residuals(end).of_each() for name, end in ends.items()}
+        best = min((c for c in found if c.corrected), key=lambda c: judged[c.name].mean)
         rivals = [c for c in found if not c.corrected]
         if not rivals:
             return best, judged
-        # Few samples judge, and a rare one that goes astray may not be among them: all of them must say so too. Nothing
-        # is fitted to a plain run, so all of its samples judge it.
+        # Nothing is fitted to a plain run, so all of its samples judge it. Few judge a calibration, and a rare one that
+        # goes astray may not be among them: all of them must say so too.
         plain = min(rivals, key=lambda c: c.trial.mismatch)
-        nearer = judged[best.name] <= BETTER * min(judged[c.name] for c in rivals)
-        nearer &= best.trial.mismatch <= BETTER * plain.trial.mismatch
+        whole = {c.name: c.trial.residuals.of_each() for c in (best, plain)}
+        nearer = all(distances[best.name].nearer(distances[plain.name], BETTER) for distances in (judged, whole))
         return (best if nearer else plain), judged
 
     def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:

@@ -46,6 +46,8 @@ LEAST_GAP = 0.1
 """Two levels stay this far apart in log(σ/α)."""
 FEW_STEPS = 5
 """Runs below this many steps are searched for longer, and corrected with fewer differences."""
+ERRORS = 2.0
+"""Standard errors by which a mean must differ to count."""
 TELLING = (math.log(0.6), math.log(1.4))
 """Bounds of log c."""
 
@@ -94,6 +96,35 @@ class Residuals(NamedTuple):
     def slope(self, before: Residuals, width: float) -> Residuals:
         """(self − before)/width."""
         return Residuals((self.errors - before.errors) / width, (self.gaps - before.gaps) / width)
+
+    def of_each(self) -> Distances:
+        """The squares, sample by sample, over all processes."""
+        rows = gather(self.errors.double().square().sum(1)).cpu()
+        return Distances((len(rows) * rows + (self.gaps @ self.gaps).cpu()).nan_to_num(nan=math.inf))
+
+
+class Distances(NamedTuple):
+    """How far each sample ended from its goal, `(N,)`: its own error and what all energies add. Their mean is J."""
+
+    each: Tensor
+
+    @property
+    def mean(self) -> float:
+        return float(self.each.mean())
+
+    @property
+    def typical(self) -> float:
+        return float(self.each.median())
+
+    def nearer(self, other: Distances, share: float = 1.0) -> bool:
+        """Whether these ends are nearer than a share of those of the same seeds: in the mean, and beyond doubt.
+
+        A mean that differs by less than `ERRORS` standard errors may be the work of a few seeds that took another turn,
+        which changes no distribution: then the typical sample must be nearer, too.
+        """
+        gaps = self.each - share * other.each
+        sure = -gaps.mean() > ERRORS * gaps.std() / math.sqrt(len(gaps))
+        return bool(gaps.mean() < 0 and (sure or self.typical <= share * other.typical))
 
 
 def products(residuals: Sequence[Residuals]) -> Tensor:
