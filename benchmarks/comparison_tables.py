@@ -108,7 +108,8 @@ def late(records: Sequence[Record]) -> str:
         least = min(r["own"] for r in cells[:2])
         body.append([TITLES[record["solver"]], str(record["nfe"])])
         body[-1] += [f"{r['own']:.2f} ({r['fid']:.2f})" for r in cells]
-        body[-1] += [f"{100 * (record['own'] / least - 1):+.1f} %", record["chosen"]["kept"]]
+        change = round(100 * (record["own"] / least - 1), 1) + 0.0  # no −0.0
+        body[-1] += [f"{change:+.1f} %", record["chosen"]["kept"]]
     header = ["solver", "NFE", "plain, log-SNR", "plain, EDM", "calibrated", "change", "kept"]
     return rows(header, body)
 

@@ -52,15 +52,28 @@ def test_every_numbered_thing_of_the_paper_has_a_row():
     assert longest[0] < 240, longest
 
 
+def test_scores_are_judged_by_the_spread_of_their_parts():
+    """Two standard errors of 0.3 and 0.4 over ten parts are 0.316; one per cent of 40 is 0.4."""
+    found = reproduction.Evidence()
+    same = {"model": "cifar10", "solver": "2m", "grid": "edm", "ending": "lowered", "nfe": 5, "samples": 9}
+    for plain, expected in ((8.0, ["worse", "equal", "better"]), (40.0, ["equal", "equal", "equal"])):
+        found.cells = [{**same, "mode": "plain", "score": plain, "score_deviation": 0.3}]
+        moved = [{**same, "score": plain + step, "score_deviation": 0.4} for step in (-0.33, 0.3, 0.33)]
+        assert [r["verdict"] for r in found.scored(moved)] == expected
+
+
 def test_records_of_a_network_fill_every_row(monkeypatch):
     """With made-up records of every cell of every plan nothing of the network is left open."""
     made = [
         {
             "model": "cifar10",
             **paper.asdict(cell),
+            "samples": 5000,
             "fid": 20.0,
-            "score": 8.0,
+            "score": 8.0 if cell.mode == "plain" else 8.5,
+            "score_deviation": 0.5,
             **({} if cell.mode == "plain" else {"difference": -1.0, "difference_error": 0.1, "verdict": "better"}),
+            **({} if cell.mode == "plain" else {"second_verdict": "equal"}),
         }
         for cell in dict.fromkeys(cell for plan in paper.PLANS.values() for cell in plan)
     ]
@@ -74,9 +87,10 @@ def test_records_of_a_network_fill_every_row(monkeypatch):
     found = reproduction.Evidence()
     for row in found.experiments():
         assert reproduction.MISSING not in " ".join(row), row
+        assert "DINOv2" not in row[0] or row[1:3] == ("**does not hold**", "better 0, equal 64, worse 0 of 64")
     assert "21.00 → 20.00 (± 0.20)" in found.experiments()[0][2]
-    text = found.table_2()
-    assert text.count("**-1.00** ± 0.20") == 2 * len(
+    text = "".join(map(found.table_2, reproduction.ENDINGS))
+    assert text.count("**-1.00** ±\N{NO-BREAK SPACE}0.20") == 2 * len(
         {paper.replace(c, mode="plain") for p in ("core", "bare", "zero") for c in paper.PLANS[p]}
     )
     assert re.search(r"\| consistency \| better \d+, equal 0, worse 0 of \d+", found.others())

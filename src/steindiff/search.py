@@ -46,8 +46,8 @@ LEAST_GAP = 0.1
 """Two levels stay this far apart in log(σ/α)."""
 FEW_STEPS = 5
 """Runs below this many steps are searched for longer, and corrected with fewer differences."""
-ERRORS = 2.0
-"""Standard errors by which a mean must differ to count."""
+CLEAR = 0.5
+"""A mean mismatch below this share of another counts alone; above, the typical sample must be nearer, too."""
 TELLING = (math.log(0.6), math.log(1.4))
 """Bounds of log c."""
 
@@ -117,14 +117,13 @@ class Distances(NamedTuple):
         return float(self.each.median())
 
     def nearer(self, other: Distances, share: float = 1.0) -> bool:
-        """Whether these ends are nearer than a share of those of the same seeds: in the mean, and beyond doubt.
+        """Whether the mean is below a share of the other's, and by half or with the typical sample.
 
-        A mean that differs by less than `ERRORS` standard errors may be the work of a few seeds that took another turn,
-        which changes no distribution: then the typical sample must be nearer, too.
+        Near the limit a mean is the work of a few seeds that take another turn, which changes no distribution. Where it
+        is far better, those were many, or far astray.
         """
-        gaps = self.each - share * other.each
-        sure = -gaps.mean() > ERRORS * gaps.std() / math.sqrt(len(gaps))
-        return bool(gaps.mean() < 0 and (sure or self.typical <= share * other.typical))
+        far = self.mean < CLEAR * other.mean
+        return self.mean < share * other.mean and (far or self.typical <= share * other.typical)
 
 
 def products(residuals: Sequence[Residuals]) -> Tensor:
