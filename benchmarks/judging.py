@@ -3,9 +3,9 @@
     python benchmarks/judging.py              # half an hour on two cores
     python benchmarks/figures.py              # the table of docs/method.md
 
-At 15 and 20 evaluations J is the work of a few seeds that take another turn (`steindiff.search.Distances`). Plain runs
-on two grids, and calibrated ones with the levels and tellings of `comparison.json`, fitted to `FITTED` seeds, are
-judged by the others. Writes `benchmarks/results/judging.json`: J, its standard error, and the typical sample's.
+At 15 and 20 evaluations the J of a few seeds is the work of those that take another turn. Plain runs on two grids, and
+calibrated ones with the levels and tellings of `comparison.json`, fitted to `FITTED` seeds, are judged by the others
+(`steindiff.search.Distances`). Writes `benchmarks/results/judging.json`: J, its standard error, the typical sample's J.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ class Distances(NamedTuple):
     def nearer(self, other: Distances, share: float = 1.0) -> bool:
         """Whether the mean is below a share of the other's, and by half or with the typical sample.
 
-        Near the limit a mean is the work of a few seeds that take another turn, which changes no distribution. Where it
-        is far better, those were many, or far astray.
+        Near the limit the mean of a few seeds is the work of those that take another turn, and says little of others.
+        Where it is far better, they were many, or far astray.
         """
         far = self.mean < CLEAR * other.mean
         return self.mean < share * other.mean and (far or self.typical <= share * other.typical)
