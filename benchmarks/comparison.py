@@ -672,7 +672,7 @@ def load_model(spec: str, device: str, *, half: bool, compiled: bool) -> Model:
     shape, classes, process = network.shape, network.num_classes, schedule(network)
     if half:
         network = network.half().to(memory_format=torch.channels_last)
-    labelled = ByLabel(torch.compile(network) if compiled else network, wrap, classes)
+    labelled = ByLabel(torch.compile(network) if compiled else network, wrap, classes, device=device)
     return Model(labelled, process, shape, device=device, name=spec, condition=labelled.label)
 
 

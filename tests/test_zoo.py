@@ -329,7 +329,7 @@ def test_forward_only_is_the_same_model_in_another_layout():
     torch.testing.assert_close(last, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_labels_go_to_a_device_once():
+def test_labels_lie_on_the_device():
     """A copy from main memory at every evaluation would make the host wait for the device each time."""
     seen = []
 
@@ -337,7 +337,7 @@ def test_labels_go_to_a_device_once():
         seen.append(labels)
         return x
 
-    denoiser = ByLabel(network, EDMDenoiser, 10)([3, 14])
+    denoiser = ByLabel(network, EDMDenoiser, 10, device="meta")([3, 14])
     level = EDM().at(0.0)
     for _ in range(2):
         denoiser(torch.zeros(2, 3, 8, 8, device="meta"), level)

@@ -171,5 +171,5 @@ def load(device: torch.device | str = "cpu", guidance: float = 1.0, folder: Path
     paths = pieces.found(folder, "strong")
     weights.assign(network, pieces.read(paths), str(paths[0]))
     network.to(device).eval().requires_grad_(False)
-    denoiser = ByLabel(network, EDMDenoiser, network.num_classes, guidance)
+    denoiser = ByLabel(network, EDMDenoiser, network.num_classes, guidance, device)
     return Model(denoiser, EDM(), network.shape, device=device, name="strong", condition=denoiser.label)

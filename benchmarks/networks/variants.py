@@ -130,5 +130,5 @@ def _model(
     if half:
         changed = changed.half().to(memory_format=torch.channels_last)
     call = wrap(torch.compile(changed) if compiled else changed)  # type: ignore[arg-type]
-    denoiser = ByLabel(call, predict, classes, guidance)
+    denoiser = ByLabel(call, predict, classes, guidance, device)
     return Model(denoiser, process, shape, device=device, name=f"cifar10-{kind}", condition=denoiser.label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,33 +31,30 @@ CALIBRATIONS = Path(__file__).parent / "zoo" / "calibrations"
 
 @dataclass(frozen=True)
 class ByLabel:
-    """The denoiser of given seeds, whose label is their remainder modulo the number of classes."""
+    """The denoiser of given seeds, whose label is their remainder modulo the number of classes.
+
+    Labels lie on `device` from the start: a copy at every evaluation would make the host wait for a GPU each time.
+    """
 
     network: Callable[..., Tensor]
     wrap: Callable[..., Denoiser]
     classes: int
     guidance: float = 1.0
+    device: torch.device | str = "cpu"
 
     def label(self, seed: int) -> int:
         """The label of a seed."""
         return seed % self.classes
 
     def __call__(self, seeds: Sequence[int]) -> Denoiser:
-        labels = torch.tensor([self.label(seed) for seed in seeds])
-        conditional = self.wrap(Labelled(self.network, labels))
+        labels = torch.tensor([self.label(seed) for seed in seeds], device=self.device)
+        conditional = self.wrap(partial(on_device, self.network, labels=labels))
         return conditional if self.guidance == 1.0 else Guided(conditional, self.wrap(self.network), self.guidance)
 
 
-@dataclass
-class Labelled:
-    """A network with the labels of a batch, brought once to where its state is: each copy would make the host wait."""
-
-    network: Callable[..., Tensor]
-    labels: Tensor
-
-    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
-        self.labels = self.labels.to(x.device)
-        return self.network(x, t, labels=self.labels)
+def on_device(network: Callable[..., Tensor], x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    """Call a network with labels where its state is."""
+    return network(x, t, labels=labels.to(x.device))
 
 
 def load(
@@ -81,7 +79,7 @@ def load(
     if forward_only:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrap, schedule = PARAMETERISATIONS[type(network)]
-    denoiser = ByLabel(torch.compile(network) if compiled else network, wrap, network.num_classes, guidance)
+    denoiser = ByLabel(torch.compile(network) if compiled else network, wrap, network.num_classes, guidance, device)
     return Model(denoiser, schedule(network), network.shape, device=device, name=name, condition=denoiser.label)
 
 
