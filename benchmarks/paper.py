@@ -352,11 +352,16 @@ class Bench:
         assert self.classifier is not None
         return self.own(self.classifier)
 
-    def own(self, features: Callable[[Tensor], Tensor]) -> Moments:
-        """Of the model's own many-step samples, other seeds."""
+    @cached_property
+    def many_step(self) -> list[Tensor]:
+        """The model's own many-step samples of other seeds, bytes in parts; sampled once, for all features."""
         limit = Cell("heun", "edm", "zero", 35)
         runs = (self.run(limit, range(a, b), None) for a, b in self.parts(OTHER_SEEDS))
-        return Moments.stream((part for x, _ in runs for part in self.pixels(x)), features)
+        return [part.cpu() for x, _ in runs for part in self.pixels(x)]
+
+    def own(self, features: Callable[[Tensor], Tensor]) -> Moments:
+        """Of the model's own many-step samples."""
+        return Moments.stream((part.to(self.device) for part in self.many_step), features)
 
     @property
     def against(self) -> str:

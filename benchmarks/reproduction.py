@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pages import fill, rows
+from paper_only.verdicts import Difference
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -449,8 +450,7 @@ class Evidence:
             for plain in self.network("plain", **same):
                 gain = r["score"] - plain["score"]
                 error = math.hypot(r["score_deviation"], plain["score_deviation"]) / math.sqrt(SPLITS)
-                sure = abs(gain) > max(2.0 * error, 0.01 * plain["score"])
-                found.append({"verdict": ("better" if gain > 0 else "worse") if sure else "equal"})
+                found.append({"verdict": Difference(-gain, error).verdict(plain["score"])})  # a high score is good
         return found
 
     def experiments(self) -> list[Row]:

@@ -43,7 +43,7 @@ JUDGES = 3
 STEPS_EACH = 3
 """Steps of a fine trajectory for each evaluation of the runs it judges."""
 BETTER = 0.97
-"""A calibration must have at most this share of the plain solver's mismatch to be kept."""
+"""A calibration's mismatch must be below this share of the plain solver's to be kept; see `Distances.nearer`."""
 
 
 def judging(place: int) -> bool:
