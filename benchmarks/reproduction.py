@@ -453,6 +453,11 @@ class Evidence:
                 found.append({"verdict": Difference(-gain, error).verdict(plain["score"])})  # a high score is good
         return found
 
+    @staticmethod
+    def seconded(records: Iterable[Record]) -> list[Record]:
+        """The cells judged by their second features, where those were measured."""
+        return [r | {"verdict": r["second_verdict"]} for r in records if "second_verdict" in r]
+
     def experiments(self) -> list[Row]:
         """Section 5, Appendix E."""
         core = self.network("clamped", ending="lowered")
@@ -460,7 +465,7 @@ class Evidence:
         five = {name: self.network("clamped", solver=name, grid="edm", ending="lowered", nfe=5) for name in HOSTS}
         weights = self.network("consistency"), self.network(("consistency, per dimension", "consistency, matched"))
         scores = self.scored(core), self.scored(sample)
-        second = [{"verdict": r["second_verdict"]} for r in core if "second_verdict" in r]
+        second = self.seconded(core), self.seconded(sample)
         vp = {
             mode: select(self.cells, model="fashion", mode=mode)
             for mode in ("clamped", "per sample", "normalised", "consistency", "consistency, normalised")
@@ -502,10 +507,11 @@ class Evidence:
             ("the same per sample", verdict(scores[1]), tally(scores[1]), PAPER),
             (
                 "Table 2, FD-DINOv2: by EfficientNet, DINOv2 is not to be had",
-                verdict(second) if second else "not run",
-                tally(second) if second else "`paper.py` measures it (`second`); `evaluate` takes DINOv2's weights",
-                PAPER if second else "–",
+                verdict(second[0]),
+                tally(second[0]),
+                PAPER,
             ),
+            ("the same per sample", verdict(second[1]), tally(second[1]), PAPER),
             ("**Fig. 8, Table 1** Alg. 2 as printed, CIFAR-10", verdict(weights[0]), tally(weights[0]), PAPER),
             ("Table 1, our two weights", verdict(weights[1]), tally(weights[1]), PAPER),
             *(
@@ -551,31 +557,34 @@ class Evidence:
             ),
         ]
 
-    def table_2(self, ending: str) -> str:
-        """FID of every host, grid and budget: plain, and the change by γ <= 1, by batch and by sample."""
+    def table_2(self, ending: str, by: str = "fid") -> str:
+        """A distance of every host, grid and budget: plain, and the change by γ <= 1, by batch and by sample."""
         body = []
-        budgets = sorted({r["nfe"] for r in self.network("plain", ending=ending)})
+        there = [r for r in self.network(("plain", "clamped", "per sample"), ending=ending) if by == "fid" or by in r]
+        nfes = sorted({r["nfe"] for r in there})
         for solver, host in HOSTS.items():
             for grid, place in GRIDS.items():
                 for mode in ("plain", "clamped", "per sample"):
-                    found = {r["nfe"]: r for r in self.network(mode, solver=solver, grid=grid, ending=ending)}
+                    found = {r["nfe"]: r for r in select(there, solver=solver, grid=grid, mode=mode)}
                     if found:
                         first = [f"{host}, {place}" if mode == "plain" else "", mode]
-                        body.append([*first, *(self.cell(found.get(nfe)) for nfe in budgets)])
-        return rows(["host", "", *map(str, budgets)], body) if body else MISSING
+                        body.append([*first, *(self.cell(found.get(nfe), by) for nfe in nfes)])
+        return rows(["host", "", *map(str, nfes)], body) if body else MISSING
 
     @staticmethod
-    def cell(record: Record | None) -> str:
+    def cell(record: Record | None, by: str) -> str:
         if record is None:
             return "–"
-        if "fid" not in record:
+        if by not in record:
             return "not finite"
         if record["mode"] == "plain":
-            return f"{record['fid']:.2f}"
+            return f"{record[by]:.2f}"
         if record.get("idle"):
             return "idle"
-        mark = {"better": "**", "worse": "*", "equal": ""}[record["verdict"]]
-        return f"{mark}{record['difference']:+.2f}{mark} ±\N{NO-BREAK SPACE}{2 * record['difference_error']:.2f}"
+        prefix = "" if by == "fid" else f"{by}_"
+        change, error, said = (record[prefix + name] for name in ("difference", "difference_error", "verdict"))
+        mark = {"better": "**", "worse": "*", "equal": ""}[said]
+        return f"{mark}{change:+.2f}{mark} ±\N{NO-BREAK SPACE}{2 * error:.2f}"
 
     def others(self) -> str:
         """All other modes, model by model, as far as they were run; the number of probes has a row of its own."""
@@ -658,6 +667,7 @@ def tables() -> dict[str, str]:
         "digits": found.digits_table(),
         "cases": found.cases_table(),
         **{f"table2-{ending}": found.table_2(ending) for ending in ENDINGS},
+        "table2-second": found.table_2("lowered", "second"),
         "others": found.others(),
         "probes": found.probes_table(),
         "cost": found.cost_table(),
