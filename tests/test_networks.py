@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from networks import cosmology, pieces, signals, superresolution, variants
 from networks.muon import Muon, orthogonalised
-from networks.strong import StrongConfig, strong
+from networks.strong import FOLDER, StrongConfig, strong
 from networks.strong import load as load_strong
 from steindiff import Sampler, load
 
@@ -99,6 +99,19 @@ def test_the_strong_network_is_loaded_from_its_pieces(tmp_path):
     (tmp_path / "strong-1of3.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="2 pieces, not a whole set"):
         load_strong(folder=tmp_path)
+
+
+@pytest.mark.skipif(not list(FOLDER.glob("strong-*")), reason="the weights are in the repository, not in its archives")
+def test_the_trained_network_denoises_as_the_embedded_one_does():
+    """Two networks of the same images: they differ by far less than either takes away."""
+    strong_model, small = load_strong(), load("cifar10")
+    level = small.schedule.level(0.5)
+    clean = Sampler("dpmpp-2m", nfe=5)(small, range(2)).x
+    noised = clean + small.noise([100, 101], level)
+    with torch.no_grad():
+        one, other = (model.denoiser_for([0, 1])(noised, level) for model in (strong_model, small))
+    assert float((one - other).square().mean().sqrt()) < 0.05
+    assert float((one - noised).square().mean().sqrt()) > 0.4
 
 
 @pytest.mark.parametrize("make", [variants.int8, variants.bf16, variants.inference_only, variants.guided_2])

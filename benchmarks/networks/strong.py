@@ -160,8 +160,10 @@ def strong(config: StrongConfig | None = None) -> EDMPrecond:
     return EDMPrecond(StrongUNet(config or StrongConfig()))  # type: ignore[arg-type]
 
 
-def load(device: torch.device | str = "cpu", guidance: float = 1.0, folder: Path = FOLDER) -> Model:
-    """The trained network as a model, labels by seed as `steindiff.load` gives them.
+def load(
+    device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False, folder: Path = FOLDER
+) -> Model:
+    """The trained network as a model, labels by seed: a `--model networks.strong:load` of `benchmarks/comparison.py`.
 
     Raises:
         FileNotFoundError: if the pieces `strong-<i>of<n>.safetensors` are not all there.
@@ -171,5 +173,9 @@ def load(device: torch.device | str = "cpu", guidance: float = 1.0, folder: Path
     paths = pieces.found(folder, "strong")
     weights.assign(network, pieces.read(paths), str(paths[0]))
     network.to(device).eval().requires_grad_(False)
-    denoiser = ByLabel(network, EDMDenoiser, network.num_classes, guidance, device)
-    return Model(denoiser, EDM(), network.shape, device=device, name="strong", condition=denoiser.label)
+    shape, classes = network.shape, network.num_classes
+    if half:
+        network = network.half().to(memory_format=torch.channels_last)
+    call = torch.compile(network) if compiled else network
+    denoiser = ByLabel(call, EDMDenoiser, classes, device=device)  # type: ignore[arg-type]
+    return Model(denoiser, EDM(), shape, device=device, name="strong", condition=denoiser.label)
