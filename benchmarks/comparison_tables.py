@@ -98,6 +98,11 @@ def by_budget(records: Sequence[Record], measure: str) -> str:
     return rows(["solver", "method", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
 
 
+def change(value: float, before: float) -> str:
+    """In per cent."""
+    return f"{round(100 * (value / before - 1), 1) + 0.0:+.1f} %"  # no −0.0
+
+
 def late(records: Sequence[Record]) -> str:
     """Larger budgets, where plain solvers are near the model's own limit: own distance, and FID in brackets."""
     found = [r for r in records if r["method"] == "calibrated-64" and r["nfe"] > max(BUDGETS)]
@@ -108,10 +113,22 @@ def late(records: Sequence[Record]) -> str:
         least = min(r["own"] for r in cells[:2])
         body.append([TITLES[record["solver"]], str(record["nfe"])])
         body[-1] += [f"{r['own']:.2f} ({r['fid']:.2f})" for r in cells]
-        change = round(100 * (record["own"] / least - 1), 1) + 0.0  # no −0.0
-        body[-1] += [f"{change:+.1f} %", record["chosen"]["kept"]]
+        body[-1] += [change(record["own"], least), record["chosen"]["kept"]]
     header = ["solver", "NFE", "plain, log-SNR", "plain, EDM", "calibrated", "change", "kept"]
     return rows(header, body)
+
+
+def limits(records: Sequence[Record]) -> str:
+    """Runs near the limit by two yardsticks: the many-step samples, and samples in 60 steps."""
+    body = []
+    for record in (r for r in records if r["method"].startswith("calibrated") and "own_limit" in r):
+        same = [r for r in records if (r["solver"], r["nfe"]) == (record["solver"], record["nfe"]) and r is not record]
+        body.append([TITLES[record["solver"]], str(record["nfe"])])
+        for key in ("own", "own_limit"):
+            least = min(r[key] for r in same)
+            body[-1] += [f"{least:.2f} → {record[key]:.2f}", change(record[key], least)]
+        body[-1].append(record["chosen"]["kept"])
+    return rows(["solver", "NFE", "own", "change", "own, to 60 steps", "change", "kept"], body)
 
 
 def others(records: Sequence[Record], nfe: int = 5) -> str:
@@ -222,6 +239,9 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
         made[f"comparison-{model}-late"] = late(here)
         made[f"comparison-{model}-others"] = others(here)
         made[f"comparison-{model}-costs"] = costs(here)
+    near = path.with_name("late.json")
+    if near.exists():
+        made["comparison-limits"] = limits(json.loads(near.read_text(encoding="utf-8")))
     other = path.with_name("third_party.json")
     if other.exists():
         records = json.loads(other.read_text(encoding="utf-8"))

@@ -155,7 +155,7 @@ def variants() -> str:
 
 def fine() -> str:
     """How far fine trajectories and plain solvers end from the limit."""
-    names = {"fine trajectory": "the fine trajectory", **TITLES}
+    names = {"fine trajectory": "the fine trajectory", "many steps": "the many-step samples (Heun, EDM grid)", **TITLES}
     body = [
         [names[r["solver"]], str(r["nfe"]), f"{r['rms']:.4f}", f"{r['mismatch']:.5f}"]
         for r in records("fine_trajectory.json")

@@ -138,6 +138,17 @@ def test_groups_are_the_conditions_that_several_samples_share():
     assert pairs.means(torch.tensor([[1.0], [2.0], [3.0], [6.0]]))[:, 0].tolist() == [2.0, 4.0, 2.0, 4.0]
 
 
+def test_a_sample_near_zero_does_not_decide_the_balance():
+    """Bands of one coefficient, all samples a tenth too faint; one is 0 but for rounding."""
+    goal = torch.randn(64, 1, 8, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    goal[0] = 1e-9
+    moved = 0.9 * goal
+    moved[0] = 1e-3
+    fit = Alignment(BASIS, lambda level: goal, Groups.of([None] * 64), significance=0.0)
+    scale, _ = fit.balance(torch.zeros_like(goal), moved, goal)
+    torch.testing.assert_close(scale, torch.full_like(scale, 1 / 0.9), rtol=1e-3, atol=0.0)
+
+
 def test_the_scale_matches_the_typical_energy():
     """Without a part that stays, s = exp(E log(target/moved)/2); one huge sample moves it by its share of logs only."""
     generator = torch.Generator().manual_seed(0)

@@ -8,7 +8,9 @@ The weights of every step stay the closed-form fit of `corrections.alignment`, r
 
 A trial runs the coarse trajectory of the calibration seeds and compares its end x with the fine trajectory's end y,
 
-    J = Σ_f w_f (E[|x_f − y_f|²/(|y′_f|² + tail E|y′_f|²)] + (E log|x′_f|² − E log|y′_f|²)²),   w_f ∝ (E|y′_f|²)^p,
+    J = Σ_f w_f (E[|x_f − y_f|²/(|y′_f|² + tail E|y′_f|²)] + (E log(|x′_f|² + t_f) − E log(|y′_f|² + t_f))²),
+
+    w_f ∝ (E|y′_f|²)^p,   t_f = E|y′_f|²/100,
 
 primes for deviations from the mean of the same condition. J is a sum of squares, and the end of a run is a smooth
 function of a handful of numbers: Levenberg–Marquardt steps, with a Jacobian by finite differences, find its minimum. A
@@ -28,7 +30,7 @@ from torch import Tensor
 from steindiff._checks import at_least, number
 from steindiff._distributed import gather, mean
 from steindiff.bases import Basis, band_index, band_sizes
-from steindiff.corrections.alignment import TINY, Groups, weights_of
+from steindiff.corrections.alignment import FAINT, TINY, Groups, weights_of
 from steindiff.corrections.base import Correction
 from steindiff.denoisers.base import Denoiser
 from steindiff.levels import Level, Levels
@@ -61,15 +63,16 @@ class Mismatch:
         self.wanted = basis.average((self.known - groups.means(self.known)).square())
         energy = mean(self.wanted).clamp(min=TINY)
         self.bands = energy**power / (energy**power).sum()
+        self.faint = FAINT * energy
         index = band_index(basis, goal.device)
         size = band_sizes(basis, goal.device) * len(groups.whole)
         factors = (self.bands * weights_of(self.wanted, tail) / size).sqrt()  # (N, K)
         self.factors = factors[:, index].to(goal.dtype)
 
     def gap(self, made: Tensor) -> Tensor:
-        """E log|x′_f|² − E log|y′_f|² for coefficients `made`, `(K,)`."""
+        """E log(|x′_f|² + t_f) − E log(|y′_f|² + t_f) for coefficients `made`, `(K,)`."""
         energy = self.basis.average((made - self.groups.means(made)).square())
-        return mean(energy.clamp(min=TINY).log() - self.wanted.clamp(min=TINY).log())
+        return mean((energy + self.faint).log() - (self.wanted + self.faint).log())
 
     def residuals(self, x: Tensor) -> Residuals:
         """The residuals of ends `x`, `(N, *)`."""

@@ -18,8 +18,9 @@ Samples are weighted by ω = 1/(|G′_f|² + tail · E|G′_f|²): band energies
 a few busy images decide for all. Deviations, because a large mean or a strong condition would drown what varies.
 
 *Balance.* A least-squares fit is too smooth by what it could not explain. The factor κ of the goal's deviations rises
-until the next state varies as the fine trajectory's does, E log|x′_f|² = E log|y′_f|²: the typical image, not the mean
-one. Where nothing has a mean this is one factor for ρ and τ together.
+until the next state varies as the fine trajectory's does, E log(|x′_f|² + t_f) = E log(|y′_f|² + t_f): the typical
+image, not the mean one. t_f = E|y′_f|²/100: else in a band of one coefficient, such as a colour's mean, the sample
+nearest to 0 would decide. Where nothing has a mean this is one factor for ρ and τ together.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from steindiff.tableau import Step, latest
 
 TINY = 1e-12
 """Energies below this count as it: their logarithms must stay finite."""
+FAINT = 0.01
+"""t_f over the mean energy of the band: what is added before a logarithm is taken."""
 
 
 def differences(denoised: Sequence[Tensor], terms: int) -> list[Tensor]:
@@ -233,8 +236,10 @@ class Alignment(Correction):
     def balance(self, still: Tensor, moved: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
         """The factor of `moved` that gives still + moved the goal's typical energy, and its standard error, `(K,)`."""
         average = self.basis.average
-        terms = average(still.square()), average(still * moved), average(moved.square())
         target = average(goal.square())
+        faint = FAINT * mean(target)
+        target = target + faint
+        terms = average(still.square()) + faint, average(still * moved), average(moved.square())
         scale = typical_scale(*terms, target, self.bound)
         made = (terms[0] + 2.0 * terms[1] + terms[2]).clamp(min=TINY)
         gap = made.log() - target.clamp(min=TINY).log()
