@@ -163,18 +163,6 @@ def fine() -> str:
     return rows(["run", "evaluations", "rms to the limit", "J"], body)
 
 
-def judging() -> str:
-    """What the mean and the typical sample say near the limit, beside own distance."""
-    names = {"logsnr": "plain, log-SNR", "edm": "plain, EDM", "calibrated-64": "calibrated"}
-    body = []
-    for r in records("judging.json"):
-        mean, typical = (f"{1e3 * r[key]:.2f}" for key in ("mismatch", "typical"))
-        own = number(cell(SMALL, r["method"], r["nfe"], r["solver"]), "own")
-        error = f"{2e3 * r['error']:.2f}"
-        body.append([TITLES[r["solver"]], str(r["nfe"]), names[r["method"]], f"{mean} ± {error}", typical, own])
-    return rows(["solver", "evaluations", "run", "1,000 J, mean", "typical", "own"], body)
-
-
 def repeated() -> str:
     body = []
     for count in sorted({count for count, _ in REPEATED.values()}):
@@ -221,7 +209,6 @@ def tables() -> dict[str, str]:
         "fashion": fashion(),
         "variants": variants(),
         "fine": fine(),
-        "judging": judging(),
         "large": fifty_thousand(),
         "ablation": ablation(),
         "repeated": repeated(),

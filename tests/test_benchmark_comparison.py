@@ -71,6 +71,14 @@ def test_restart_counts_its_extra_evaluations(bench: Bench):
     assert abs(record["spread"] - 1.0) < 0.2  # fresh noise: with the first noise again it was 1.3
 
 
+def test_runs_of_many_calls_are_also_held_to_finer_samples(bench: Bench):
+    near = bench.run(Cell("dpmpp-3m", "logsnr", 20))
+    assert math.isfinite(near["own_limit"])
+    # The other seeds' limit: near where their many-step samples are.
+    assert near["own_limit"] == pytest.approx(near["own"], rel=0.1)
+    assert "own_limit" not in bench.run(Cell("dpmpp-3m", "logsnr", 10))
+
+
 def test_records_are_resumed(bench: Bench, tmp_path):
     path = tmp_path / "records.json"
     wanted = list(cells(["edm"], ["ddim"], [3, 4]))
@@ -147,6 +155,13 @@ def test_tables_show_the_better_choice_and_mark_the_best_without_training():
         "| calibrated | no | no | 256 | 24 | 100 | – | 1.0 s | 10 MB, 1.25 × sampling | 5 of 5 | 7.00 |"
         in comparison_tables.costs(RECORDS)
     )
+
+
+def test_two_yardsticks_stand_side_by_side():
+    runs = [("logsnr", 5.0, 4.0), ("edm", 6.0, 3.0), ("calibrated-64", 5.5, 2.7)]
+    found = [record("ddim", name, 15, own, own_limit=limit, chosen={"kept": "searched"}) for name, own, limit in runs]
+    line = comparison_tables.limits([*found, record("ddim", "logsnr", 20, 9.0, own_limit=1.0)]).splitlines()[-1]
+    assert line == "| DDIM | 15 | 5.00 → 5.50 | +10.0 % | 3.00 → 2.70 | -10.0 % | searched |"
 
 
 def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):

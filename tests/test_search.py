@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import weakref
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ import torch
 from torch import Tensor
 
 import contract
-import judging
 import steindiff as sd
 from networks.mixture import Mixture
 from problems import FLOAT
@@ -304,21 +301,3 @@ def test_the_contract_can_be_broken():
     assert contract.broken(1.02 * plain, plain)
     assert not contract.broken(1.005 * plain, plain)
     assert not contract.broken(1.02 * plain * chance, plain)
-
-
-def test_plain_and_calibrated_runs_are_judged_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`benchmarks/judging.py` on a toy: a record's levels are run again, and what is not fitted judges."""
-    run = reference()
-    cells = [judging.Run("ddim", 5, method) for method in ("logsnr", "calibrated-64")]
-    chosen = {"kept": "searched", "sigmas": [40.0, 9.0, 2.0, 0.5, 0.1, 0.002], "told": [0.99] * 5}
-    known = [{"model": run.model.name, **cells[1]._asdict(), "chosen": chosen}]
-    (tmp_path / "comparison.json").write_text(json.dumps(known))
-    monkeypatch.setattr(judging, "RESULTS", tmp_path)
-    monkeypatch.setattr(judging, "FITTED", 32)
-    plain, made = (judging.measured(run, cell, judging.ends(run, cell)) for cell in cells)
-    assert plain["samples"] == made["samples"] == 16
-    assert made["mismatch"] < plain["mismatch"]
-    assert made["typical"] < plain["typical"]
-    chosen["kept"] = "plain, LogSNR"
-    (tmp_path / "comparison.json").write_text(json.dumps(known))
-    assert judging.ends(run, cells[1]) is None
