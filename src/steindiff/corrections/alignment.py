@@ -162,8 +162,8 @@ class Alignment(Correction):
     fitted: Tensor | None = None
     below: float = float("inf")
     bound: float = 4.0
-    significance: float = 2.0
-    terms: int = 2
+    significance: float = 0.0
+    terms: int = 3
     tail: float = 0.1
     ridge: float = 1e-3
 
