@@ -48,13 +48,8 @@ class ByLabel:
 
     def __call__(self, seeds: Sequence[int]) -> Denoiser:
         labels = torch.tensor([self.label(seed) for seed in seeds], device=self.device)
-        conditional = self.wrap(partial(on_device, self.network, labels=labels))
+        conditional = self.wrap(partial(self.network, labels=labels))
         return conditional if self.guidance == 1.0 else Guided(conditional, self.wrap(self.network), self.guidance)
-
-
-def on_device(network: Callable[..., Tensor], x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-    """Call a network with labels where its state is."""
-    return network(x, t, labels=labels.to(x.device))
 
 
 def load(
