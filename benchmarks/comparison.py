@@ -34,6 +34,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from networks.labelled import labelled
 from recording import Records, machine, options, real_images
 from rivals.analytical_first_step import AnalyticalFirstStep
 from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, measure
@@ -57,7 +58,7 @@ from steindiff.metrics import LPIPS, EfficientNetFeatures, Moments, frechet_dist
 from steindiff.metrics.features import InceptionFeatures, RandomFeatures
 from steindiff.metrics.scores import psnr, spread
 from steindiff.model import Model
-from steindiff.models import CALIBRATIONS, PARAMETERISATIONS, ByLabel
+from steindiff.models import CALIBRATIONS
 from steindiff.reference import ReferenceRun, reference_run
 from steindiff.sampler import Sampler, levels_for
 from steindiff.search import Search
@@ -684,13 +685,7 @@ def load_model(spec: str, device: str, *, half: bool, compiled: bool) -> Model:
     if function:
         model: Model = getattr(importlib.import_module(module), function)(device, half=half, compiled=compiled)
         return model
-    network = zoo.load(spec, device)
-    wrap, schedule = PARAMETERISATIONS[type(network)]
-    shape, classes, process = network.shape, network.num_classes, schedule(network)
-    if half:
-        network = network.half().to(memory_format=torch.channels_last)
-    labelled = ByLabel(torch.compile(network) if compiled else network, wrap, classes, device=device)
-    return Model(labelled, process, shape, device=device, name=spec, condition=labelled.label)
+    return labelled(zoo.load(spec, device), spec, device, half=half, compiled=compiled)
 
 
 def main() -> None:

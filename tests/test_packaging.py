@@ -20,8 +20,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 TARGET = re.compile(r"\]\(([^)]*)\)|^\[[^\]]*\]: *(\S+)|(?:src|href)=[\"']?([^\"'> ]*)", re.MULTILINE)
-HERE = (".ci/", ".github/", ".gitignore", "benchmarks/networks/strong-")
-"""What concerns the repository only, or is too large for more."""
+HERE = {".ci", ".github", ".gitignore"}
+"""What concerns the repository only."""
+LARGE = re.compile(r"benchmarks/networks/strong-\d+of\d+\.safetensors")
+"""What is too large for an archive."""
 
 
 def files() -> set[str]:
@@ -30,7 +32,8 @@ def files() -> set[str]:
         return set((ROOT / "src/steindiff.egg-info/SOURCES.txt").read_text().splitlines())
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return {name for name in listed if (ROOT / name).exists() and not name.startswith(HERE)}
+    listed = [name for name in listed if name.split("/")[0] not in HERE and not LARGE.fullmatch(name)]
+    return {name for name in listed if (ROOT / name).exists()}
 
 
 def backend(folder: Path, call: str) -> str:

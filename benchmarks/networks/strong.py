@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from networks import pieces
-from steindiff import EDM, EDMDenoiser, Model
+from networks.labelled import labelled
+from steindiff import Model
 from steindiff import _weights as weights
-from steindiff.models import ByLabel
 from steindiff.zoo import EDMPrecond
 from steindiff.zoo.unet import Fourier
 
@@ -173,9 +173,4 @@ def load(
     paths = pieces.found(folder, "strong")
     weights.assign(network, pieces.read(paths), str(paths[0]))
     network.to(device).eval().requires_grad_(False)
-    shape, classes = network.shape, network.num_classes
-    if half:
-        network = network.half().to(memory_format=torch.channels_last)
-    call = torch.compile(network) if compiled else network
-    denoiser = ByLabel(call, EDMDenoiser, classes, device=device)  # type: ignore[arg-type]
-    return Model(denoiser, EDM(), shape, device=device, name="strong", condition=denoiser.label)
+    return labelled(network, "strong", device, half=half, compiled=compiled)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from networks.labelled import labelled
 from steindiff import Model, zoo
-from steindiff.models import PARAMETERISATIONS, ByLabel
 
 
 class EightBit(nn.Module):
@@ -124,11 +124,5 @@ def _model(
     compiled: bool,
 ) -> Model:
     network = zoo.load("cifar10", device)
-    predict, schedule = PARAMETERISATIONS[type(network)]
-    shape, classes, process = network.shape, network.num_classes, schedule(network)
-    changed = change(network)
-    if half:
-        changed = changed.half().to(memory_format=torch.channels_last)
-    call = wrap(torch.compile(changed) if compiled else changed)  # type: ignore[arg-type]
-    denoiser = ByLabel(call, predict, classes, guidance, device)
-    return Model(denoiser, process, shape, device=device, name=f"cifar10-{kind}", condition=denoiser.label)
+    change(network)  # in place
+    return labelled(network, f"cifar10-{kind}", device, wrap, guidance, half=half, compiled=compiled)
