@@ -73,7 +73,7 @@ def teacher(records: Sequence[Record]) -> Record:
 
 
 def by_budget(records: Sequence[Record], measure: str) -> str:
-    """Solver × method against budgets; the least without training is bold, per column."""
+    """Solver × method against budgets; the least without training is bold, per column, as printed."""
     picked = {
         (solver, title): [best(records, solver, methods, nfe) for nfe in BUDGETS]
         for solver in SOLVERS
@@ -81,14 +81,14 @@ def by_budget(records: Sequence[Record], measure: str) -> str:
     }
     picked = {key: cells for key, cells in picked.items() if any(cells)}
     least = [
-        min((c[k][measure] for c in picked.values() if c[k] and not c[k]["training"]), default=None)  # type: ignore[index]
-        for k in range(len(BUDGETS))
+        min((round(c[measure], 2) for c in column if c is not None and not c["training"]), default=None)
+        for column in zip(*picked.values(), strict=True)
     ]
     body, before = [], ""
     for (solver, title), cells in picked.items():
         shown = ["–" if c is None or c[measure] is None else f"{c[measure]:.2f}" for c in cells]
         shown = [
-            f"**{text}**" if c is not None and c[measure] == low and not c["training"] else text
+            f"**{text}**" if c is not None and round(c[measure], 2) == low and not c["training"] else text
             for text, c, low in zip(shown, cells, least, strict=True)
         ]
         body.append([TITLES[solver] if solver != before else "", title, *shown])
@@ -104,40 +104,35 @@ def change(value: float, before: float) -> str:
 
 
 def late(records: Sequence[Record]) -> str:
-    """Larger budgets, where plain solvers are near the model's own limit: own distance, and FID in brackets."""
+    """Larger budgets, where plain solvers are near the model's own limit, by two yardsticks.
+
+    Own distance to the many-step samples with FID in brackets, and, of the better grid and calibrated, to samples in 60
+    steps. A change is against the better grid.
+    """
     found = [r for r in records if r["method"] == "calibrated-64" and r["nfe"] > max(BUDGETS)]
     body = []
     for record in sorted(found, key=lambda r: (r["nfe"], list(TITLES).index(r["solver"]))):
         same = {r["method"]: r for r in records if (r["solver"], r["nfe"]) == (record["solver"], record["nfe"])}
-        cells = [same["logsnr"], same["edm"], record]
-        least = min(r["own"] for r in cells[:2])
-        body.append([TITLES[record["solver"]], str(record["nfe"])])
-        body[-1] += [f"{r['own']:.2f} ({r['fid']:.2f})" for r in cells]
-        body[-1] += [change(record["own"], least), record["chosen"]["kept"]]
-    header = ["solver", "NFE", "plain, log-SNR", "plain, EDM", "calibrated", "change", "kept"]
-    return rows(header, body)
-
-
-def limits(records: Sequence[Record]) -> str:
-    """Runs near the limit by two yardsticks: the many-step samples, and samples in 60 steps."""
-    body = []
-    for record in (r for r in records if r["method"].startswith("calibrated") and "own_limit" in r):
-        same = [r for r in records if (r["solver"], r["nfe"]) == (record["solver"], record["nfe"]) and r is not record]
-        body.append([TITLES[record["solver"]], str(record["nfe"])])
-        for key in ("own", "own_limit"):
-            least = min(r[key] for r in same)
-            body[-1] += [f"{least:.2f} → {record[key]:.2f}", change(record[key], least)]
-        body[-1].append(record["chosen"]["kept"])
-    return rows(["solver", "NFE", "own", "change", "own, to 60 steps", "change", "kept"], body)
+        plain = [same["logsnr"], same["edm"]]
+        cells = [f"{r['own']:.2f} ({r['fid']:.2f})" for r in (*plain, record)]
+        cells.append(change(record["own"], min(r["own"] for r in plain)))
+        if all("own_limit" in r for r in (*plain, record)):
+            least = min(r["own_limit"] for r in plain)
+            cells += [f"{least:.3f} → {record['own_limit']:.3f}", change(record["own_limit"], least)]
+        else:
+            cells += ["–", "–"]
+        body.append([TITLES[record["solver"]], str(record["nfe"]), *cells, record["chosen"]["kept"]])
+    header = ["solver", "NFE", "plain, log-SNR", "plain, EDM", "calibrated", "change"]
+    return rows([*header, "to 60 steps: plain → calibrated", "change", "kept"], body)
 
 
 def others(records: Sequence[Record], nfe: int = 5) -> str:
-    """All measures at one budget: of every row, the solver with the least own distance."""
+    """All measures at one budget: of every row, the solver with the least own distance, the first of equal ones."""
     shown: dict[str, Record] = {}
     for title, methods in ROWS.items():
         found = [r for r in (best(records, solver, methods, nfe) for solver in SOLVERS) if r is not None]
         if found:
-            shown[title] = min(found, key=lambda r: r["own"])
+            shown[title] = min(found, key=lambda r: round(r["own"], 2))
     shown["many steps"] = teacher(records)
     measures = [name for name in OTHER_MEASURES if any(r.get(name) is not None for r in shown.values())]
     body = []
@@ -236,12 +231,10 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
         made[f"comparison-{model}-fid"] = (
             by_budget(here, "fid") if teacher(here)["fid"] is not None else "Not measured."
         )
-        made[f"comparison-{model}-late"] = late(here)
+        if any(record["method"] == "calibrated-64" for record in here):
+            made[f"comparison-{model}-late"] = late(here)
         made[f"comparison-{model}-others"] = others(here)
         made[f"comparison-{model}-costs"] = costs(here)
-    near = path.with_name("late.json")
-    if near.exists():
-        made["comparison-limits"] = limits(json.loads(near.read_text(encoding="utf-8")))
     other = path.with_name("third_party.json")
     if other.exists():
         records = json.loads(other.read_text(encoding="utf-8"))

@@ -28,7 +28,9 @@ def records(name: str) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
-SMALL, LARGE, BEFORE = (records(f"{name}.json") for name in ("comparison", "comparison-50k", "cifar10"))
+MODEL = "cifar10"
+SMALL, LARGE = ([r for r in records(f"comparison{size}.json") if r["model"] == MODEL] for size in ("", "-50k"))
+BEFORE = records("cifar10.json")
 
 
 def cell(found: list[dict[str, Any]], method: str, nfe: int, solver: str = SOLVER) -> dict[str, Any] | None:

@@ -160,8 +160,11 @@ def test_tables_show_the_better_choice_and_mark_the_best_without_training():
 def test_two_yardsticks_stand_side_by_side():
     runs = [("logsnr", 5.0, 4.0), ("edm", 6.0, 3.0), ("calibrated-64", 5.5, 2.7)]
     found = [record("ddim", name, 15, own, own_limit=limit, chosen={"kept": "searched"}) for name, own, limit in runs]
-    line = comparison_tables.limits([*found, record("ddim", "logsnr", 20, 9.0, own_limit=1.0)]).splitlines()[-1]
-    assert line == "| DDIM | 15 | 5.00 → 5.50 | +10.0 % | 3.00 → 2.70 | -10.0 % | searched |"
+    before = [record("ddim", name, 20, own, chosen={"kept": "plain"}) for name, own, _ in runs]
+    *_, both, one = comparison_tables.late([*found, *before]).splitlines()
+    own = "5.00 (6.00) | 6.00 (7.00) | 5.50 (6.50) | +10.0 %"
+    assert both == f"| DDIM | 15 | {own} | 3.000 → 2.700 | -10.0 % | searched |"
+    assert one == f"| DDIM | 20 | {own} | – | – | plain |"
 
 
 def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):

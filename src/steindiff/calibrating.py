@@ -25,7 +25,7 @@ from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
 from steindiff.reference import STEPS, GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
-from steindiff.search import FEW_STEPS, Distances, Mismatch, Search, Trial, Trials, resampled
+from steindiff.search import FEW_STEPS, Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ JUDGES = 3
 STEPS_EACH = 3
 """Steps of a fine trajectory for each evaluation of the runs it judges."""
 BETTER = 0.97
-"""A calibration's mismatch must be below this share of the plain solver's to be kept; see `Distances.nearer`."""
+"""A calibration's mismatch must be below this share of the plain solver's to be kept."""
 
 
 def judging(place: int) -> bool:
@@ -303,8 +303,7 @@ class Budget:
                 "seeds": [reference.seeds[0], len(reference.seeds)],
                 "reference_steps": reference.trajectory.levels.steps,
                 "kept": kept.name,
-                "mismatch": {name: float(f"{distances.mean:.4g}") for name, distances in judged.items()},
-                "typical": {name: float(f"{distances.typical:.4g}") for name, distances in judged.items()},
+                "mismatch": {name: float(f"{mismatch:.4g}") for name, mismatch in judged.items()},
                 "fit": repr(recipe.fit),
                 "search": repr(recipe.search),
                 "trials": self.done,
@@ -330,23 +329,23 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def judge(self, found: Sequence[Found], judges: Chosen) -> tuple[Found, dict[str, Distances]]:
-        """The candidate to keep, by samples nothing was fitted to, and how near each candidate brings those."""
+    def judge(self, found: Sequence[Found], judges: Chosen) -> tuple[Found, dict[str, float]]:
+        """The candidate to keep, by samples nothing was fitted to, and J of every candidate's ends of those."""
         reference = self.reference
         rows = reference.rows(judges).to(reference.model.device)
         goal = reference.samples.to(reference.model.device)[rows]
         objective = Mismatch(reference.basis, goal, reference.groups(judges), self.power)
         ends = {candidate.name: candidate.trial.states[-1].to(goal)[rows] for candidate in found}
-        judged = {name: objective.residuals(end).of_each() for name, end in ends.items()}
-        best = min((c for c in found if c.corrected), key=lambda c: judged[c.name].mean)
+        judged = {name: objective(end) for name, end in ends.items()}
+        best = min((c for c in found if c.corrected), key=lambda c: judged[c.name])
         rivals = [c for c in found if not c.corrected]
         if not rivals:
             return best, judged
         # Nothing is fitted to a plain run, so all of its samples judge it. Few judge a calibration, and a rare one that
         # goes astray may not be among them: all of them must say so too.
         plain = min(rivals, key=lambda c: c.trial.mismatch)
-        whole = {c.name: c.trial.residuals.of_each() for c in (best, plain)}
-        nearer = all(distances[best.name].nearer(distances[plain.name], BETTER) for distances in (judged, whole))
+        whole = {c.name: c.trial.mismatch for c in (best, plain)}
+        nearer = all(found[best.name] < BETTER * found[plain.name] for found in (judged, whole))
         return (best if nearer else plain), judged
 
     def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:

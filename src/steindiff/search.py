@@ -48,8 +48,6 @@ LEAST_GAP = 0.1
 """Two levels stay this far apart in log(σ/α)."""
 FEW_STEPS = 5
 """Runs below this many steps are searched for longer, and corrected with fewer differences."""
-CLEAR = 0.5
-"""A mean mismatch below this share of another counts alone; above, the typical sample must be nearer, too."""
 TELLING = (math.log(0.6), math.log(1.4))
 """Bounds of log c."""
 
@@ -81,8 +79,7 @@ class Mismatch:
 
     def __call__(self, x: Tensor) -> float:
         """J of ends `x`."""
-        found = self.residuals(x)
-        return float(found.dot(found))
+        return self.residuals(x).mismatch
 
 
 class Residuals(NamedTuple):
@@ -96,37 +93,15 @@ class Residuals(NamedTuple):
         rows = (self.errors.double() * other.errors.double()).sum(1)
         return gather(rows).sum() + self.gaps @ other.gaps
 
+    @property
+    def mismatch(self) -> float:
+        """J; infinite where an end is not finite."""
+        found = float(self.dot(self))
+        return found if math.isfinite(found) else math.inf
+
     def slope(self, before: Residuals, width: float) -> Residuals:
         """(self − before)/width."""
         return Residuals((self.errors - before.errors) / width, (self.gaps - before.gaps) / width)
-
-    def of_each(self) -> Distances:
-        """The squares, sample by sample, over all processes."""
-        rows = gather(self.errors.double().square().sum(1)).cpu()
-        return Distances((len(rows) * rows + (self.gaps @ self.gaps).cpu()).nan_to_num(nan=math.inf))
-
-
-class Distances(NamedTuple):
-    """How far each sample ended from its goal, `(N,)`: its own error and what all energies add. Their mean is J."""
-
-    each: Tensor
-
-    @property
-    def mean(self) -> float:
-        return float(self.each.mean())
-
-    @property
-    def typical(self) -> float:
-        return float(self.each.median())
-
-    def nearer(self, other: Distances, share: float = 1.0) -> bool:
-        """Whether the mean is below a share of the other's, and by half or with the typical sample.
-
-        Near the limit the mean of a few seeds is the work of those that take another turn, and says little of others.
-        Where it is far better, they were many, or far astray.
-        """
-        far = self.mean < CLEAR * other.mean
-        return self.mean < share * other.mean and (far or self.typical <= share * other.typical)
 
 
 def products(residuals: Sequence[Residuals]) -> Tensor:
@@ -214,9 +189,8 @@ class Trials:
             made.append(tuple(Evaluation(x, e.d.cpu(), e.level) for x, e in places))
             states.append(state.x.cpu())
         residuals = self.objective.residuals(state.x)
-        mismatch = float(residuals.dot(residuals))
+        mismatch = residuals.mismatch
         self.told(mismatch)
-        mismatch = mismatch if math.isfinite(mismatch) else math.inf
         return Trial(levels, tuple(states), tuple(made), residuals._replace(errors=residuals.errors.cpu()), mismatch)
 
 
