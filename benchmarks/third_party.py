@@ -139,12 +139,13 @@ class Bench:
         """The budget's calibration; all budgets of a solver are made together."""
         if (solver, method) not in self.made:
             begun = time.monotonic()
+            recipe = Recipe(seeds=range(CALIBRATION_SEED, CALIBRATION_SEED + self.seeds))
             if method not in self.references:
-                seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + self.seeds)
-                basis = DCT(self.model.shape, rings=CALIBRATED[method])
-                self.references[method] = reference_run(self.model, seeds, batch=self.batch, basis=basis)
+                basis, steps = DCT(self.model.shape, rings=CALIBRATED[method]), recipe.reference_steps(self.budgets)
+                self.references[method] = reference_run(
+                    self.model, recipe.seeds, steps=steps, batch=self.batch, basis=basis
+                )
             reference = self.references[method]
-            recipe = Recipe(seeds=reference.seeds)
             budgets = [n for n in self.budgets if spendable(solver, n)]
             self.made[solver, method] = calibrate_budgets(
                 self.model, budgets, solver, recipe=recipe, reference=reference, batch=self.batch
