@@ -40,7 +40,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 OTHER_MEASURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "own": ("own", "{:.2f}".format),
     "fid": ("FID", "{:.2f}".format),
-    "own_second": ("own, second features", "{:.2f}".format),
+    "own_second": ("own, 2nd", "{:.2f}".format),
     "precision": ("precision", "{:.3f}".format),
     "recall": ("recall", "{:.3f}".format),
     "psnr": ("PSNR", "{:.1f}".format),
@@ -104,26 +104,24 @@ def change(value: float, before: float) -> str:
 
 
 def late(records: Sequence[Record]) -> str:
-    """Larger budgets, where plain solvers are near the model's own limit, by two yardsticks.
+    """Larger budgets, where plain solvers are near the model's own limit: the better grid by a measure → calibrated.
 
-    Own distance to the many-step samples with FID in brackets, and, of the better grid and calibrated, to samples in 60
-    steps. A change is against the better grid.
+    By two yardsticks, the many-step samples and, where measured, samples in 60 steps.
     """
     found = [r for r in records if r["method"] == "calibrated-64" and r["nfe"] > max(BUDGETS)]
     body = []
     for record in sorted(found, key=lambda r: (r["nfe"], list(TITLES).index(r["solver"]))):
         same = {r["method"]: r for r in records if (r["solver"], r["nfe"]) == (record["solver"], record["nfe"])}
-        plain = [same["logsnr"], same["edm"]]
-        cells = [f"{r['own']:.2f} ({r['fid']:.2f})" for r in (*plain, record)]
-        cells.append(change(record["own"], min(r["own"] for r in plain)))
-        if all("own_limit" in r for r in (*plain, record)):
-            least = min(r["own_limit"] for r in plain)
-            cells += [f"{least:.3f} → {record['own_limit']:.3f}", change(record["own_limit"], least)]
-        else:
-            cells += ["–", "–"]
-        body.append([TITLES[record["solver"]], str(record["nfe"]), *cells, record["chosen"]["kept"]])
-    header = ["solver", "NFE", "plain, log-SNR", "plain, EDM", "calibrated", "change"]
-    return rows([*header, "to 60 steps: plain → calibrated", "change", "kept"], body)
+        body.append([TITLES[record["solver"]], str(record["nfe"])])
+        for key in ("own", "own_limit", "fid"):
+            known = [r.get(key) for r in (same["logsnr"], same["edm"], record)]
+            if None in known:
+                body[-1] += ["–", "–"]
+                continue
+            least = min(known[:2])
+            body[-1] += [f"{least:.2f} → {known[2]:.2f}", change(known[2], least)]
+    header = ["solver", "NFE", "own", "change", "own, to 60 steps", "change", "FID", "change"]
+    return rows(header, body)
 
 
 def others(records: Sequence[Record], nfe: int = 5) -> str:
@@ -155,15 +153,14 @@ def costs(records: Sequence[Record], nfe: int = 5) -> str:
             p = r["preparation"]
             memory = "–" if p["memory_mb"] is None or not p["evaluations"] else f"{p['memory_mb']:,.0f} MB"
             if sampling := r["chosen"].get("sampling_memory_mb"):
-                memory += f", {p['memory_mb'] / sampling:.2f} × sampling"
+                memory += f" ({p['memory_mb'] / sampling:.2f} ×)"
             prepared = bool(p["evaluations"])
             body.append(
                 [
                     method.title,
                     "yes" if r["training"] else "no",
                     "yes" if r["data"] else "no",
-                    str(p["seeds"]) if prepared else "–",
-                    str(p["teacher_nfe"]) if prepared else "–",
+                    f"{p['seeds']} × {p['teacher_nfe']}" if prepared else "–",
                     f"{p['evaluations']:,}" if prepared else "–",
                     f"{p['backward_passes']:,}" if p["backward_passes"] else "–",
                     f"{p['seconds']:.1f} s" if prepared and p["alone"] else "–",
@@ -172,8 +169,7 @@ def costs(records: Sequence[Record], nfe: int = 5) -> str:
                     f"{r['own']:.2f}",
                 ]
             )
-    header = ["method", "training", "data", "seeds", "teacher NFE", "evaluations", "backward passes", "time", "memory"]
-    return rows([*header, "network calls of NFE", "own"], body)
+    return rows(["method", "training", "data", "teacher", "evals", "backward", "time", "memory", "calls", "own"], body)
 
 
 FIELDS = {

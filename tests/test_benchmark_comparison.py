@@ -152,19 +152,19 @@ def test_tables_show_the_better_choice_and_mark_the_best_without_training():
     assert "many steps (35) | 5.00" in table
     assert "| many steps | heun | 5.00 | 6.00 | 5.00 | 0.800 | 0.500 | – | 1.000 |" in comparison_tables.others(RECORDS)
     assert (
-        "| calibrated | no | no | 256 | 24 | 100 | – | 1.0 s | 10 MB, 1.25 × sampling | 5 of 5 | 7.00 |"
+        "| calibrated | no | no | 256 × 24 | 100 | – | 1.0 s | 10 MB (1.25 ×) | 5 of 5 | 7.00 |"
         in comparison_tables.costs(RECORDS)
     )
 
 
 def test_two_yardsticks_stand_side_by_side():
     runs = [("logsnr", 5.0, 4.0), ("edm", 6.0, 3.0), ("calibrated-64", 5.5, 2.7)]
-    found = [record("ddim", name, 15, own, own_limit=limit, chosen={"kept": "searched"}) for name, own, limit in runs]
-    before = [record("ddim", name, 20, own, chosen={"kept": "plain"}) for name, own, _ in runs]
+    found = [record("ddim", name, 15, own, own_limit=limit) for name, own, limit in runs]
+    before = [record("ddim", name, 20, own) for name, own, _ in runs]
     *_, both, one = comparison_tables.late([*found, *before]).splitlines()
-    own = "5.00 (6.00) | 6.00 (7.00) | 5.50 (6.50) | +10.0 %"
-    assert both == f"| DDIM | 15 | {own} | 3.000 → 2.700 | -10.0 % | searched |"
-    assert one == f"| DDIM | 20 | {own} | – | – | plain |"
+    own, fid = "5.00 → 5.50 | +10.0 %", "6.00 → 6.50 | +8.3 %"
+    assert both == f"| DDIM | 15 | {own} | 3.00 → 2.70 | -10.0 % | {fid} |"
+    assert one == f"| DDIM | 20 | {own} | – | – | {fid} |"
 
 
 def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):
