@@ -6,6 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,14 @@ def test_tables_are_what_the_records_say(module: ModuleType):
         assert there, f"no page has the table {name}"
         for page in there:
             assert filled(PAGES[page], name, text) == PAGES[page], f"run python benchmarks/{module.__name__}.py"
+
+
+@pytest.mark.parametrize("records", [figures.SMALL, figures.LARGE], ids=["small", "large"])
+def test_figures_are_of_one_model_and_one_record_a_cell(records: list[dict[str, Any]]):
+    """Records of several networks lie in one file."""
+    assert {record["model"] for record in records} == {figures.MODEL}
+    cells = [(record["solver"], record["method"], record["nfe"]) for record in records]
+    assert len(cells) == len(set(cells)) > 0
 
 
 def test_every_table_has_a_command():
