@@ -164,7 +164,7 @@ def cells() -> list[Cell]:
 
 
 @cache
-def sampled(count: int = 40) -> list[Cell]:
+def sampled(count: int = 30) -> list[Cell]:
     """Some cells, in which toys, solvers and budgets are met equally often, as far as that can be."""
     chosen: list[Cell] = []
     met: Counter[str | int] = Counter()
