@@ -186,7 +186,9 @@ def test_noisy_spectra_belong_to_their_number():
     assert float(rough[:, :4].mean()) > 5 * float(rough[:, -4:].mean()), "few modes are noisier than many"
 
 
-@pytest.mark.skipif(find_spec("psdenoiser") is None, reason="21cmpsdenoiser is not installed")
+@pytest.mark.skipif(
+    not (find_spec("psdenoiser") and find_spec("einops")), reason="21cmpsdenoiser or einops is not installed"
+)
 def test_the_cosmology_network_samples():
     model = cosmology.load()
     x = Sampler("dpmpp-2m", "uniform", 4)(model, range(8)).x
