@@ -174,6 +174,7 @@ def costs(records: Sequence[Record], nfe: int = 5) -> str:
 
 FIELDS = {
     "cosmology": "21cmpsdenoiser: 21-cm power spectra",
+    "electricity": "enerdatasynth: electric load of a day",
     "superresolution": "super-resolution of Fashion-MNIST",
     "signals": "signals, 1-D",
 }

@@ -1,6 +1,7 @@
 """Networks that are not pictures of things: fields and signals, calibrated against plain, power spectra as the measure.
 
     python benchmarks/third_party.py cosmology --device cuda
+    python benchmarks/third_party.py electricity --samples 2048
     python benchmarks/third_party.py superresolution
     python benchmarks/third_party.py signals --samples 2048
 
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from networks import cosmology, signals, superresolution
+from networks import cosmology, electricity, signals, superresolution
 from recording import Records, machine, options
 from steindiff import DCT, SOLVERS, Calibration, Model, Recipe, ReferenceRun, Sampler, calibrate_budgets, reference_run
 from steindiff.corrections.alignment import Groups
@@ -44,6 +45,7 @@ CALIBRATION_SEED = 31 * PERIOD + 8 * 256
 """The conditions of these seeds come after the first 256, which are measured."""
 MODELS: dict[str, Callable[..., Model]] = {
     cosmology.NAME: cosmology.load,
+    electricity.NAME: electricity.load,
     superresolution.NAME: superresolution.load,
     signals.NAME: signals.load,
 }

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from networks import cosmology, pieces, signals, superresolution, variants
+from networks import cosmology, electricity, pieces, signals, superresolution, variants
 from networks.muon import Muon, orthogonalised
 from networks.strong import FOLDER, StrongConfig, strong
 from networks.strong import load as load_strong
@@ -194,3 +194,24 @@ def test_the_cosmology_network_samples():
     x = Sampler("dpmpp-2m", "uniform", 4)(model, range(8)).x
     assert x.shape == (8, *cosmology.SHAPE)
     assert float(x.abs().max()) < 3
+
+
+def test_days_belong_to_their_number():
+    days = np.array([electricity.day(number) for number in range(400)])
+    assert days.shape == (400, 23)
+    assert electricity.day(7) == electricity.day(7)
+    assert (days[:, :12].sum(1) == 1).all()
+    assert (days[:, 12:19].sum(1) == 1).all()
+    assert (days[:, 20] * 18.384 + 64.647 > days[:, 21] * 17.088 + 49.430).all(), "high above low"
+    july, january = (days[days[:, month] == 1, 20].mean() for month in (6, 0))
+    assert july > january + 1
+
+
+@pytest.mark.skipif(find_spec("enerdatasynth") is None, reason="enerdatasynth is not installed")
+def test_the_electricity_network_samples_days():
+    model = electricity.load()
+    x = Sampler("dpmpp-3m", "logsnr", 20)(model, range(64)).x
+    assert x.shape == (64, *electricity.SHAPE)
+    assert -0.2 < float(x.min()) < float(x.max()) < 1.2
+    night, evening = x[:, 0, 2:5].mean(), x[:, 0, 17:20].mean()
+    assert float(evening) > float(night) + 0.05, "more is used in the evening"
