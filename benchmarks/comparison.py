@@ -3,7 +3,8 @@
     python benchmarks/comparison.py --samples 10000 --compile --tf32 --out benchmarks/results/comparison.json
     python benchmarks/comparison_tables.py
 
-Rows are solver × method, columns true network calls. Every record holds, for seeds 0 to samples − 1:
+Rows are solver × method, columns true network calls. Every record holds, for seeds 0 to samples − 1 (with `--choices`,
+by which defaults are chosen, for others):
 
 - `fid`: Fréchet distance of Inception features to real images, where statistics of them are given;
 - `own`: the same distance to the model's own many-step samples of *other* seeds, the honest one: sharpening cannot
@@ -73,6 +74,8 @@ PREPARATION_SEED = 10**6
 """First of the seeds methods may prepare with."""
 OTHER_SEED = 2**31
 """First of the seeds of the model's other many-step samples."""
+CHOICE_SEED = 5 * 10**5
+"""First of the seeds defaults are chosen by; those that are evaluated begin at 0."""
 TEACHER = ("heun", "edm-to-zero", 35)
 """Many steps, as the field runs them: solver, grid, evaluations."""
 FINEST = ("dpmpp-3m", "logsnr", 60)
@@ -191,6 +194,7 @@ class Bench:
         calibrations: folder to keep calibrations of the default recipe in, and to read them from.
         shared: other work runs on the device, so that times do not count.
         lpips: the file; None: LPIPS is not measured.
+        first: first of the seeds to judge by; the model's other samples begin as much later.
     """
 
     model: Model
@@ -208,6 +212,7 @@ class Bench:
     calibrations: Path | None = None
     shared: bool = False
     lpips: Path | None = None
+    first: int = 0
     kept: dict[Any, tuple[Any, Cost]] = field(default_factory=dict)
 
     # What is judged by
@@ -249,9 +254,10 @@ class Bench:
         parts = [(self.features(part), self.second(part)) for part in pixels.to(self.model.device).split(500)]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
-    def images(self, run: Run, first: int = 0, spent: dict[str, Any] | None = None) -> Tensor:
-        """Bytes `(N, C, H, W)` of the seeds from `first` on: the only place that samples to be judged."""
+    def images(self, run: Run, later: int = 0, spent: dict[str, Any] | None = None) -> Tensor:
+        """Bytes `(N, C, H, W)` of the seeds to judge by, or those `later`: the only place that samples them."""
         parts = []
+        first = self.first + later
         for seeds in in_batches(range(first, first + self.samples), self.batch):
             # A compiled network would be compiled once more for a last batch of another size.
             made = run(self.model if len(seeds) == self.batch else self.plain, seeds)
@@ -292,7 +298,7 @@ class Bench:
         near = precision_recall(self.near, first[:MOST_NEAREST], k=3)
         # Halves of bytes are exact in float32: 127.5 (x + 1).
         made, known = (pixels.float() / 127.5 - 1.0 for pixels in (images, self.teacher))
-        conditions = [self.model.condition_of(seed) for seed in range(self.samples)]
+        conditions = [self.model.condition_of(self.first + k) for k in range(self.samples)]
         likeness, lpips = psnr(made, known), self.yardstick.perceived(made, known)
         return {
             "fid": None if self.reference is None else round(frechet_distance(self.reference, moments), 4),
@@ -546,7 +552,6 @@ class Bench:
                 "alone": not self.shared,
             },
             "chosen": dict(prepared.chosen),
-            "seed": 0,
             "features": ["random" if path is None else path.stem for path in (self.inception, self.efficientnet)],
             "tf32": self.tf32,
             "sampling_seconds": round(sampled, 2),
@@ -556,7 +561,7 @@ class Bench:
 
     def identity(self, cell: Cell) -> dict[str, Any]:
         """The fields that tell cells apart."""
-        return {"model": self.model.name, **cell._asdict(), "samples": self.samples}
+        return {"model": self.model.name, **cell._asdict(), "samples": self.samples, "seed": self.first}
 
 
 def sigmas(levels: Levels) -> list[float]:
@@ -626,6 +631,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "telling alone": {"search": Search(levels=False)},
     **{f"p = {power:g}": {"search": Search(power=power)} for power in (0.0, 0.25, 0.75, 1.0)},
     "two iterations": {"search": Search(iterations=2)},
+    "three iterations": {"search": Search(iterations=3)},
     "one band": {"one_band": True},
     "one difference": {"fit": ByAlignment(terms=1)},
     "no difference": {"fit": ByAlignment(terms=0)},
@@ -702,6 +708,7 @@ def main() -> None:
     )
     parser.add_argument("--calibrations", type=Path, help="folder to keep calibrations of the default recipe in")
     parser.add_argument("--shared", action="store_true", help="other work runs on the device: times do not count")
+    parser.add_argument("--choices", action="store_true", help="judge by the seeds defaults are chosen by")
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--seeds", type=int, default=256, help="seeds a method may prepare with")
@@ -737,6 +744,7 @@ def main() -> None:
         args.calibrations,
         args.shared,
         args.lpips,
+        CHOICE_SEED if args.choices else 0,
     )
     if args.calibrations is not None:
         args.calibrations.mkdir(parents=True, exist_ok=True)

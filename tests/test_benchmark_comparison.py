@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,26 @@ def test_every_method_spends_what_its_column_says(bench: Bench, method: str):
     assert record["training"] is (method == "learned")
     assert not record["data"]
     json.dumps(record)
+
+
+def test_choices_are_made_by_other_seeds(bench: Bench):
+    """Those the figures are of, and those methods prepare with, are not looked at."""
+    seen: list[int] = []
+
+    def run(model: Model, seeds: Sequence[int]) -> comparison.Made:
+        seen.extend(seeds)
+        return comparison.Made(torch.zeros(len(seeds), 1, 8, 8), 1, 1)
+
+    choices = replace(bench, first=comparison.CHOICE_SEED)
+    choices.images(run)
+    choices.images(run, comparison.OTHER_SEED)
+    chosen = set(seen)
+    seen.clear()
+    bench.images(run)
+    bench.images(run, comparison.OTHER_SEED)
+    assert not chosen & {*seen, *bench.preparation_seeds(16)}
+    cell = Cell("dpmpp-2m", "logsnr", 5)
+    assert choices.identity(cell) != bench.identity(cell)
 
 
 def test_teacher_is_the_floor_and_itself(bench: Bench):
