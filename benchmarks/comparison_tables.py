@@ -173,29 +173,28 @@ def costs(records: Sequence[Record], nfe: int = 5) -> str:
 
 
 FIELDS = {
-    "cosmology": "21cmpsdenoiser: 21-cm power spectra",
-    "electricity": "enerdatasynth: electric load of a day",
-    "superresolution": "super-resolution of Fashion-MNIST",
+    "cosmology": "21cmpsdenoiser",
+    "electricity": "enerdatasynth",
+    "superresolution": "super-resolution",
     "signals": "signals, 1-D",
 }
 
 
 def fields(records: Sequence[Record]) -> str:
-    """Networks whose samples are not pictures of things: the plain solver on its best grid, and calibrated."""
-    body = []
+    """Networks whose samples are not pictures of things: the plain solver on its best grid → calibrated."""
+    body, named = [], ""
     for model, nfe in product(FIELDS, BUDGETS):
         same = {r["method"]: r for r in records if (r["model"], r["nfe"], r["solver"]) == (model, nfe, "dpmpp-2m")}
         if not same:
             continue
         best = min((same[grid] for grid in PLAIN), key=lambda r: r["honest"])
-        body.append([FIELDS[model], str(nfe)])
+        body.append(["" if model == named else FIELDS[model], str(nfe)])
+        named = model
         for key in ("honest", "spectrum", "spread", "rms"):
             scale = best["floor"] if key == "honest" else 1.0
-            body[-1] += [f"{r[key] / scale:,.2f}" if r else "–" for r in (best, same.get("calibrated"))]
-    head = ["network", "NFE"]
-    for name in ("own / floor", "spectrum", "spread", "rms"):
-        head += [f"{name}: plain", "calibrated"]
-    return rows(head, body)
+            pair = (r[key] / scale for r in (best, same["calibrated"]))
+            body[-1].append("\u00a0→\u00a0".join(f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in pair))
+    return rows(["network", "NFE", "own / floor", "spectrum", "spread", "rms"], body)
 
 
 def bands(records: Sequence[Record]) -> str:
