@@ -13,13 +13,12 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from networks import packaged
 from steindiff import VP, Epsilon, Model
 from steindiff.denoisers.base import Denoiser
 
@@ -60,18 +59,9 @@ def load(device: torch.device | str = "cpu") -> Model:
     Raises:
         ModuleNotFoundError: if the package, or einops, is not installed.
     """
-    found = find_spec("psdenoiser")
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError("psdenoiser is not installed; pip install 21cmpsdenoiser==1.0.2")
-    # Its architecture alone, by path: the package itself imports astronomy that sampling does not need.
-    folder = Path(found.origin).parent
-    spec = spec_from_file_location("psdenoiser_architecture", folder / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    architecture = module_from_spec(spec)
-    with torch.random.fork_rng():  # it seeds PyTorch when it is imported
-        spec.loader.exec_module(architecture)
-        network = architecture.UNet(dim=SHAPE[1:], channels=2, dim_mults=(1, 2, 4, 8), cdn_len=None)
+    folder = packaged.folder("psdenoiser", "21cmpsdenoiser==1.0.2")
+    architecture = packaged.module("psdenoiser.model", folder / "model.py")
+    network = architecture.UNet(dim=SHAPE[1:], channels=2, dim_mults=(1, 2, 4, 8), cdn_len=None)
     with np.load(folder / "constants.npz") as file:
         constants = {key: file[key] for key in ("kperp", "kpar", "Nmodes", "noisy_mean", "noisy_std")}
     network.load_state_dict(torch.load(folder / "denoiser_model.pt", map_location="cpu", weights_only=True))

@@ -12,16 +12,13 @@ Reference: EnerDataSynth (Sharma, Tikkawar & Mieth, 2026), the package itself.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from math import cos, pi
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
 
+from networks import packaged
 from steindiff import Discrete, Epsilon, Model
 from steindiff.denoisers.base import Denoiser
 from steindiff.denoisers.wrappers import StaticThreshold
@@ -53,30 +50,19 @@ def day(number: int) -> list[float]:
     return [*calendar, 0.0, *scaled]  # 0: no holiday
 
 
-def module(package: Path, name: str) -> ModuleType:
-    """One module of the package, by path: the package itself imports data tools that sampling does not need."""
-    full = f"enerdatasynth.resources.pjm_load.models.{name}"
-    spec = spec_from_file_location(full, package / "resources" / "pjm_load" / "models" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[full] = module_from_spec(spec)  # under its own name, by which the next one imports it
-    spec.loader.exec_module(sys.modules[full])
-    return sys.modules[full]
-
-
 def load(device: torch.device | str = "cpu") -> Model:
     """The network as a model; eight consecutive seeds share a condition.
 
     Raises:
         ModuleNotFoundError: if the package is not installed.
     """
-    found = find_spec("enerdatasynth")
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError("enerdatasynth is not installed; pip install --no-deps enerdatasynth==0.8.4")
-    package = Path(found.origin).parent
-    module(package, "denoiser")
-    network = module(package, "transformer").TransformerDenoiser(SHAPE[1], 23)
-    file = package / "_bundled" / "checkpoints" / "pjm_load" / "transformer_T1000_H64_L2" / "best.pt"
+    folder = packaged.folder("enerdatasynth", "enerdatasynth==0.8.4")
+    models = folder / "resources" / "pjm_load" / "models"
+    known = "enerdatasynth.resources.pjm_load.models"
+    packaged.module(f"{known}.denoiser", models / "denoiser.py")  # which the next one imports
+    architecture = packaged.module(f"{known}.transformer", models / "transformer.py")
+    network = architecture.TransformerDenoiser(SHAPE[1], 23)
+    file = folder / "_bundled" / "checkpoints" / "pjm_load" / "transformer_T1000_H64_L2" / "best.pt"
     network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     network.to(device).eval().requires_grad_(False)
 

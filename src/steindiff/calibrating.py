@@ -345,7 +345,7 @@ class Budget:
         # goes astray may not be among them: all of them must say so too.
         plain = min(rivals, key=lambda c: c.trial.mismatch)
         whole = {c.name: c.trial.mismatch for c in (best, plain)}
-        nearer = all(found[best.name] < BETTER * found[plain.name] for found in (judged, whole))
+        nearer = all(known[best.name] < BETTER * known[plain.name] for known in (judged, whole))
         return (best if nearer else plain), judged
 
     def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:
