@@ -1,7 +1,7 @@
 """Networks that are not pictures of things: fields and signals, calibrated against plain, power spectra as the measure.
 
     python benchmarks/third_party.py cosmology --device cuda
-    python benchmarks/third_party.py electricity --samples 2048
+    python benchmarks/third_party.py electricity --samples 2048  # and electricity-unclipped
     python benchmarks/third_party.py superresolution
     python benchmarks/third_party.py signals --samples 2048
 
@@ -26,7 +26,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ CALIBRATION_SEED = 31 * PERIOD + 8 * 256
 MODELS: dict[str, Callable[..., Model]] = {
     cosmology.NAME: cosmology.load,
     electricity.NAME: electricity.load,
+    electricity.UNCLIPPED: partial(electricity.load, bound=None),
     superresolution.NAME: superresolution.load,
     signals.NAME: signals.load,
 }

@@ -23,7 +23,7 @@ from steindiff import Discrete, Epsilon, Model
 from steindiff.denoisers.base import Denoiser
 from steindiff.denoisers.wrappers import StaticThreshold
 
-NAME = "electricity"
+NAME, UNCLIPPED = "electricity", "electricity-unclipped"
 SHAPE = (1, 24)
 SEEDS_PER_CONDITION = 8
 CONDITIONS = 4096
@@ -50,8 +50,8 @@ def day(number: int) -> list[float]:
     return [*calendar, 0.0, *scaled]  # 0: no holiday
 
 
-def load(device: torch.device | str = "cpu") -> Model:
-    """The network as a model; eight consecutive seeds share a condition.
+def load(device: torch.device | str = "cpu", bound: float | None = BOUND) -> Model:
+    """The network as a model, its images clipped at `bound` if any; eight consecutive seeds share a condition.
 
     Raises:
         ModuleNotFoundError: if the package is not installed.
@@ -68,6 +68,8 @@ def load(device: torch.device | str = "cpu") -> Model:
 
     def denoiser(seeds: Sequence[int]) -> Denoiser:
         z = torch.tensor([day(condition(seed)) for seed in seeds], device=device)
-        return StaticThreshold(Epsilon(lambda x, t: network(x[:, 0], t, z)[:, None]), BOUND)
+        image = Epsilon(lambda x, t: network(x[:, 0], t, z)[:, None])
+        return image if bound is None else StaticThreshold(image, bound)
 
-    return Model(denoiser, Discrete.linear(), SHAPE, device=device, name=NAME, condition=condition)
+    name = NAME if bound is not None else UNCLIPPED
+    return Model(denoiser, Discrete.linear(), SHAPE, device=device, name=name, condition=condition)
