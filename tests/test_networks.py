@@ -190,7 +190,9 @@ def test_noisy_spectra_belong_to_their_number():
     not (find_spec("psdenoiser") and find_spec("einops")), reason="21cmpsdenoiser or einops is not installed"
 )
 def test_the_cosmology_network_samples():
+    state = torch.get_rng_state()
     model = cosmology.load()
+    assert torch.equal(torch.get_rng_state(), state)
     x = Sampler("dpmpp-2m", "uniform", 4)(model, range(8)).x
     assert x.shape == (8, *cosmology.SHAPE)
     assert float(x.abs().max()) < 3
@@ -209,7 +211,9 @@ def test_days_belong_to_their_number():
 
 @pytest.mark.skipif(find_spec("enerdatasynth") is None, reason="enerdatasynth is not installed")
 def test_the_electricity_network_samples_days():
+    state = torch.get_rng_state()
     model = electricity.load()
+    assert torch.equal(torch.get_rng_state(), state)
     x = Sampler("dpmpp-3m", "logsnr", 20)(model, range(64)).x
     assert x.shape == (64, *electricity.SHAPE)
     assert -0.2 < float(x.min()) < float(x.max()) < 1.2

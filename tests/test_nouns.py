@@ -65,6 +65,9 @@ def test_no_number_changed_in_the_redesign(name: str):
     with np.load(DATA / "before.npz") as arrays:
         before = arrays[name]
     made = calibration.sampler(check=False)(model, seeds=[0]).x.numpy()
+    belongs = calibration.sampler().check
+    assert belongs is not None
+    belongs(sd.load(name.split("-")[0]))
     assert len(RECORDED) >= 7
     np.testing.assert_allclose(made, before, rtol=0, atol=1e-9)
 

@@ -61,7 +61,8 @@ def load(device: torch.device | str = "cpu") -> Model:
     """
     folder = packaged.folder("psdenoiser", "21cmpsdenoiser==1.0.2")
     architecture = packaged.module("psdenoiser.model", folder / "model.py")
-    network = architecture.UNet(dim=SHAPE[1:], channels=2, dim_mults=(1, 2, 4, 8), cdn_len=None)
+    with torch.random.fork_rng():  # its first weights are drawn, and not used
+        network = architecture.UNet(dim=SHAPE[1:], channels=2, dim_mults=(1, 2, 4, 8), cdn_len=None)
     with np.load(folder / "constants.npz") as file:
         constants = {key: file[key] for key in ("kperp", "kpar", "Nmodes", "noisy_mean", "noisy_std")}
     network.load_state_dict(torch.load(folder / "denoiser_model.pt", map_location="cpu", weights_only=True))

@@ -61,7 +61,8 @@ def load(device: torch.device | str = "cpu", bound: float | None = BOUND) -> Mod
     known = "enerdatasynth.resources.pjm_load.models"
     packaged.module(f"{known}.denoiser", models / "denoiser.py")  # which the next one imports
     architecture = packaged.module(f"{known}.transformer", models / "transformer.py")
-    network = architecture.TransformerDenoiser(SHAPE[1], 23)
+    with torch.random.fork_rng():  # its first weights are drawn, and not used
+        network = architecture.TransformerDenoiser(SHAPE[1], 23)
     file = folder / "_bundled" / "checkpoints" / "pjm_load" / "transformer_T1000_H64_L2" / "best.pt"
     network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     network.to(device).eval().requires_grad_(False)
