@@ -32,6 +32,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +46,7 @@ from rivals.iia import IIA
 from rivals.learned import LearnedSolver, Training
 from rivals.restart import Restart
 from steindiff import GRIDS, SOLVERS, datasets, zoo
+from steindiff._files import atomic
 from steindiff.bases import Identity
 from steindiff.calibrating import ByAlignment, Recipe, calibrate, step_weights
 from steindiff.calibration import Calibration
@@ -88,6 +90,8 @@ SCALES = (0.98, 0.99, 0.995, 1.0, 1.005, 1.01, 1.02, 1.04)
 """λ that epsilon scaling may take."""
 MOST_NEAREST = 10_000
 """Precision and recall look at this many samples at most."""
+CACHED = 1_000
+"""Images of the teacher in one file."""
 
 
 class Made(NamedTuple):
@@ -195,6 +199,9 @@ class Bench:
         shared: other work runs on the device, so that times do not count.
         lpips: the file; None: LPIPS is not measured.
         first: first of the seeds to judge by; the model's other samples begin as much later.
+        many: the teacher: solver, grid, evaluations.
+        paired: how many samples are compared with the teacher's of the same seeds, at most.
+        cache: folder to keep the teacher's images in, and to read them from.
     """
 
     model: Model
@@ -213,6 +220,9 @@ class Bench:
     shared: bool = False
     lpips: Path | None = None
     first: int = 0
+    many: tuple[str, str, int] = TEACHER
+    paired: int = MOST_NEAREST
+    cache: Path | None = None
     kept: dict[Any, tuple[Any, Cost]] = field(default_factory=dict)
 
     # What is judged by
@@ -251,37 +261,62 @@ class Bench:
     @torch.no_grad()
     def described(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Both kinds of features of bytes `(N, C, H, W)`."""
-        parts = [(self.features(part), self.second(part)) for part in pixels.to(self.model.device).split(500)]
+        few = torch.device(self.model.device).type == "cpu"  # whose caches hold no more
+        chunks = pixels.to(self.model.device).split(16 if few else 500)
+        parts = [(self.features(part), self.second(part)) for part in chunks]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
-    def images(self, run: Run, later: int = 0, spent: dict[str, Any] | None = None) -> Tensor:
-        """Bytes `(N, C, H, W)` of the seeds to judge by, or those `later`: the only place that samples them."""
+    def images(self, run: Run, seeds: Sequence[int], spent: dict[str, Any] | None = None) -> Tensor:
+        """Bytes `(N, C, H, W)` of some seeds: the only place that samples what is judged."""
         parts = []
-        first = self.first + later
-        for seeds in in_batches(range(first, first + self.samples), self.batch):
+        for part in in_batches(seeds, self.batch):
             # A compiled network would be compiled once more for a last batch of another size.
-            made = run(self.model if len(seeds) == self.batch else self.plain, seeds)
+            made = run(self.model if len(part) == self.batch else self.plain, part)
             parts.append(to_uint8(made.x))
             if spent is not None:
                 spent.update(nfe_counted=made.nfe, network_calls=made.network_calls)
         return torch.cat(parts)
 
+    @property
+    def judged(self) -> range:
+        """The seeds to judge by."""
+        return range(self.first, self.first + self.samples)
+
+    @property
+    def other(self) -> range:
+        """The seeds of the model's other samples."""
+        return range(self.first + OTHER_SEED, self.first + OTHER_SEED + self.samples)
+
+    def taught(self, seeds: Sequence[int]) -> Tensor:
+        """The teacher's images of some seeds, a thousand a file where they are kept."""
+        run = self.many_steps().run
+        if self.cache is None:
+            return self.images(run, seeds)
+        parts = []
+        for part in in_batches(seeds, CACHED):
+            path = self.cache / "-".join(map(str, (self.model.name, *self.many, part[0], f"{len(part)}.npy")))
+            if not path.exists():
+                with atomic(path) as unfinished, unfinished.open("wb") as file:
+                    np.save(file, self.images(run, part).cpu().numpy())
+            parts.append(torch.from_numpy(np.load(path)))
+        return torch.cat(parts)
+
     @cached_property
     def teacher(self) -> Tensor:
-        """The teacher's images of the seeds that are judged."""
-        return self.images(self.many_steps().run)
+        """The teacher's images of the first seeds that are judged."""
+        return self.taught(self.judged[: self.paired])
 
     @cached_property
     def others(self) -> tuple[Tensor, Moments, Moments]:
         """Features of the teacher's images of other seeds, and the moments of both kinds."""
-        first, second = self.described(self.images(self.many_steps().run, OTHER_SEED))
+        first, second = self.described(self.taught(self.other))
         return first, Moments.of(first), Moments.of(second)
 
     @cached_property
     def limit(self) -> Moments:
         """Moments of the first features of those seeds in 60 steps."""
         solver, grid, nfe = FINEST
-        return Moments.of(self.described(self.images(self.on_grid(SOLVERS[solver], nfe, grid).run, OTHER_SEED))[0])
+        return Moments.of(self.described(self.images(self.on_grid(SOLVERS[solver], nfe, grid).run, self.other))[0])
 
     @cached_property
     def near(self) -> Tensor:
@@ -297,8 +332,8 @@ class Bench:
         moments = Moments.of(first)
         near = precision_recall(self.near, first[:MOST_NEAREST], k=3)
         # Halves of bytes are exact in float32: 127.5 (x + 1).
-        made, known = (pixels.float() / 127.5 - 1.0 for pixels in (images, self.teacher))
-        conditions = [self.model.condition_of(self.first + k) for k in range(self.samples)]
+        made, known = (p.float() / 127.5 - 1.0 for p in (images[: self.paired], self.teacher.to(images.device)))
+        conditions = [self.model.condition_of(seed) for seed in self.judged[: self.paired]]
         likeness, lpips = psnr(made, known), self.yardstick.perceived(made, known)
         return {
             "fid": None if self.reference is None else round(frechet_distance(self.reference, moments), 4),
@@ -362,7 +397,7 @@ class Bench:
         return Prepared(by_sampler(Sampler(solver, self.levels(solver, grid, nfe))), chosen={"grid": grid})
 
     def many_steps(self) -> Prepared:
-        solver, grid, nfe = TEACHER
+        solver, grid, nfe = self.many
         return self.on_grid(SOLVERS[solver], nfe, grid)
 
     def gits_grid(self, seeds: int = 256, steps: int = 60) -> tuple[GITS, Cost]:
@@ -532,7 +567,7 @@ class Bench:
         if late := cell.nfe >= LATE:
             self.limit  # noqa: B018, this too
         begun, spent = time.monotonic(), dict[str, Any]()
-        images = self.images(prepared.run, spent=spent)
+        images = self.images(prepared.run, self.judged, spent)
         sampled = time.monotonic() - begun
         judged = self.judge(images, late)
         cost = prepared.cost
@@ -554,6 +589,8 @@ class Bench:
             "chosen": dict(prepared.chosen),
             "features": ["random" if path is None else path.stem for path in (self.inception, self.efficientnet)],
             "tf32": self.tf32,
+            "teacher": list(self.many),
+            "paired": min(self.paired, self.samples),
             "sampling_seconds": round(sampled, 2),
             "seconds": round(time.monotonic() - begun, 2),
             **machine(torch.device(self.model.device).type),
@@ -709,6 +746,16 @@ def main() -> None:
     parser.add_argument("--calibrations", type=Path, help="folder to keep calibrations of the default recipe in")
     parser.add_argument("--shared", action="store_true", help="other work runs on the device: times do not count")
     parser.add_argument("--choices", action="store_true", help="judge by the seeds defaults are chosen by")
+    parser.add_argument(
+        "--teacher",
+        nargs=3,
+        default=TEACHER,
+        metavar=("SOLVER", "GRID", "NFE"),
+        help="the many steps; default: %(default)s",
+    )
+    parser.add_argument("--cache", type=Path, help="folder to keep the teacher's images in: many runs can share them")
+    parser.add_argument("--paired", type=int, help="compare this many samples with the teacher's; default: all")
+    parser.add_argument("--half", action="store_true", help="on a CPU too, sample in half precision")
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
     parser.add_argument("--seeds", type=int, default=256, help="seeds a method may prepare with")
@@ -722,10 +769,12 @@ def main() -> None:
     args = parser.parse_args()
 
     begun = time.monotonic()
-    half = args.device == "cuda"
+    cuda = args.device == "cuda"
+    half = cuda or args.half
     model = load_model(args.model, args.device, half=half, compiled=args.compile)
-    forward = load_model(args.model, args.device, half=half, compiled=False)
     plain = load_model(args.model, args.device, half=False, compiled=False) if half or args.compile else model
+    # bfloat16, a CPU's half precision, rounds too much for the differences a search takes.
+    forward = load_model(args.model, args.device, half=True, compiled=False) if cuda else plain
     shipped = references.FOLDER / f"{IMAGES.get(model.name, model.name)}-train.npz"
     path = args.reference or (shipped if shipped.exists() else None)
     bench = Bench(
@@ -745,9 +794,13 @@ def main() -> None:
         args.shared,
         args.lpips,
         CHOICE_SEED if args.choices else 0,
+        (args.teacher[0], args.teacher[1], int(args.teacher[2])),
+        args.paired or args.samples,
+        args.cache,
     )
-    if args.calibrations is not None:
-        args.calibrations.mkdir(parents=True, exist_ok=True)
+    for folder in (args.calibrations, args.cache):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
     chosen = cells(args.methods, args.solvers, args.nfe)
     Records(args.out).measure(chosen, bench.identity, bench.run, begun + args.seconds)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,15 +67,35 @@ def test_choices_are_made_by_other_seeds(bench: Bench):
         return comparison.Made(torch.zeros(len(seeds), 1, 8, 8), 1, 1)
 
     choices = replace(bench, first=comparison.CHOICE_SEED)
-    choices.images(run)
-    choices.images(run, comparison.OTHER_SEED)
+    choices.images(run, [*choices.judged, *choices.other])
     chosen = set(seen)
     seen.clear()
-    bench.images(run)
-    bench.images(run, comparison.OTHER_SEED)
+    bench.images(run, [*bench.judged, *bench.other])
     assert not chosen & {*seen, *bench.preparation_seeds(16)}
     cell = Cell("dpmpp-2m", "logsnr", 5)
     assert choices.identity(cell) != bench.identity(cell)
+
+
+def test_the_teachers_images_are_made_once_and_shared(bench: Bench, tmp_path):
+    """By runs that judge by as many samples of the same teacher; another teacher's are others."""
+    fresh = replace(bench, cache=tmp_path, kept={})
+    made = fresh.taught(fresh.judged)
+    torch.testing.assert_close(made, bench.taught(bench.judged), rtol=0, atol=0)
+    (path,) = tmp_path.iterdir()
+    torch.testing.assert_close(torch.from_numpy(np.load(path)), made, rtol=0, atol=0)
+    np.save(path, np.zeros_like(made.numpy()))
+    assert not bool(fresh.taught(fresh.judged).any())  # read, not made again
+    assert bool(replace(fresh, many=("ddim", "logsnr", 8)).taught(fresh.judged).any())
+    assert bool(fresh.taught(fresh.other).any())
+
+
+def test_few_samples_may_be_compared_with_the_teachers(bench: Bench):
+    """FID and own distance take all of them."""
+    cell = Cell("dpmpp-2m", "logsnr", 5)
+    some, whole = replace(bench, paired=8).run(cell), bench.run(cell)
+    assert (some["paired"], whole["paired"]) == (8, SAMPLES)
+    assert some["own"] == whole["own"]
+    assert some["psnr"] != whole["psnr"]
 
 
 def test_teacher_is_the_floor_and_itself(bench: Bench):

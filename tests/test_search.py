@@ -182,6 +182,17 @@ def test_the_search_lowers_the_mismatch_and_is_deterministic():
     assert any(level.told != 1.0 for level in found.levels)
 
 
+@pytest.mark.parametrize(("nfe", "iterations"), [(3, 3), (4, 2), (5, 2)])
+def test_only_the_shortest_runs_are_searched_for_longer(nfe: int, iterations: int):
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 48))
+    found = sd.calibrate(edm(), nfe, recipe=recipe, reference=reference())
+    given = sd.calibrate(
+        edm(), nfe, recipe=sd.Recipe(seeds=recipe.seeds, search=sd.Search(iterations)), reference=reference()
+    )
+    assert found.levels == given.levels
+    assert found.provenance["trials"] == given.provenance["trials"]
+
+
 def test_a_network_under_inference_mode_is_calibrated_by_the_same_call():
     @torch.inference_mode()
     def closed(x: Tensor, sigma: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import Model
 from steindiff.reference import STEPS, GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
-from steindiff.search import FEW_STEPS, Mismatch, Search, Trial, Trials, resampled
+from steindiff.search import Mismatch, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
+FEW_STEPS = 5
+"""Runs below this many steps are corrected with fewer differences."""
 STEPS_EACH = 3
 """Steps of a fine trajectory for each evaluation of the runs it judges."""
 BETTER = 0.97

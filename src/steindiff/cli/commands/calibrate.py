@@ -41,7 +41,7 @@ def command(
     batch: options.Batch = 16,
     search: Annotated[
         int | None,
-        typer.Option(help="Iterations of the search, at most; 0: do not search. [default: 2, below 5 steps 3]", min=0),
+        typer.Option(help="Iterations of the search, at most; 0: do not search. [default: 2, below 4 steps 3]", min=0),
     ] = None,
     json: options.Json = False,
 ) -> None:
