@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from networks.mixture import Mixture
-from steindiff.bases import natural_basis
+from steindiff.bases import Basis, natural_basis
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import StepWeights
 from steindiff.denoisers import Denoiser, Gaussian
@@ -26,6 +26,23 @@ class Problem:
 
     denoiser: Denoiser
     flow: Callable[[Tensor, Level, Level], Tensor]
+
+
+class Spectral(Gaussian):
+    """Gaussian data whose covariance is diagonal in a basis, one variance for each band."""
+
+    def __init__(self, basis: Basis, spectrum: Tensor) -> None:
+        super().__init__(torch.zeros(basis.shape, dtype=FLOAT), basis.spread(spectrum))
+        self.basis = basis
+
+    def denoise(self, x: Tensor, level: Level) -> Tensor:
+        return self.basis.inverse(super().denoise(self.basis.forward(x), level))
+
+    def draw(self, num: int, level: Level, seed: int = 0) -> Tensor:
+        """States of the exact marginal at a level."""
+        generator = torch.Generator().manual_seed(seed)
+        clean = self.basis.inverse(self.sample(num, generator))
+        return level.alpha * clean + level.sigma * torch.randn(clean.shape, generator=generator, dtype=FLOAT)
 
 
 def gaussian() -> Problem:

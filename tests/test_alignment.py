@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
+import problems
 from problems import FLOAT, random_calibration
 from steindiff import (
     EDM,
@@ -41,16 +43,7 @@ from steindiff.tableau import Step, latest
 
 BASIS = DCT((1, 8))
 SPECTRUM = 1.0 / (1.0 + torch.arange(8, dtype=FLOAT)) ** 2
-
-
-class Spectral(Gaussian):
-    """Gaussian data whose covariance is diagonal in the basis."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.zeros(BASIS.shape, dtype=FLOAT), BASIS.spread(SPECTRUM))
-
-    def denoise(self, x: Tensor, level: Level) -> Tensor:
-        return BASIS.inverse(super().denoise(BASIS.forward(x), level))
+Spectral = partial(problems.Spectral, BASIS, SPECTRUM)
 
 
 def model(schedule: Schedule) -> Model:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import problems
 from problems import FLOAT, gaussian
 from steindiff import (
     EDM,
@@ -21,7 +23,6 @@ from steindiff import (
     VP,
     Calibration,
     Flow,
-    Level,
     Levels,
     Model,
     Recipe,
@@ -46,23 +47,7 @@ from steindiff.tableau import Step
 
 BASIS = DCT((1, 12))
 SPECTRUM = 1.0 / (1.0 + torch.arange(12, dtype=FLOAT)) ** 2
-
-
-class Spectral(Gaussian):
-    """Gaussian data whose covariance is diagonal in a basis, one variance per band."""
-
-    def __init__(self, basis: Basis = BASIS, spectrum: Tensor = SPECTRUM) -> None:
-        super().__init__(torch.zeros(basis.shape, dtype=FLOAT), basis.spread(spectrum))
-        self.basis = basis
-
-    def denoise(self, x: Tensor, level: Level) -> Tensor:
-        return self.basis.inverse(super().denoise(self.basis.forward(x), level))
-
-    def draw(self, num: int, level: Level, seed: int = 0) -> Tensor:
-        """States of the exact marginal at a level."""
-        generator = torch.Generator().manual_seed(seed)
-        clean = self.basis.inverse(self.sample(num, generator))
-        return level.alpha * clean + level.sigma * torch.randn(clean.shape, generator=generator, dtype=FLOAT)
+Spectral = partial(problems.Spectral, basis=BASIS, spectrum=SPECTRUM)
 
 
 def energies(x: Tensor, basis: Basis = BASIS) -> Tensor:
