@@ -13,10 +13,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from networks import cosmology, electricity, pieces, signals, superresolution, variants
+from networks.labelled import labelled
 from networks.muon import Muon, orthogonalised
 from networks.strong import FOLDER, StrongConfig, strong
 from networks.strong import load as load_strong
-from steindiff import Sampler, load
+from steindiff import Sampler, load, zoo
 
 TINY = StrongConfig(shape=(3, 8, 8), channels=(16, 32), blocks=(1, 2), attention=(False, True), head=16, embedding=32)
 
@@ -117,7 +118,8 @@ def test_the_trained_network_denoises_as_the_embedded_one_does():
 @pytest.mark.parametrize("make", [variants.int8, variants.bf16, variants.inference_only, variants.guided_2])
 def test_variants_denoise_like_the_embedded_network(make):
     """Eight or sixteen bits cost a little; inference mode costs nothing and gives no gradient."""
-    plain, variant = load("cifar10", 2.0 if make is variants.guided_2 else 1.0), make()
+    plain = load("cifar10", 2.0 if make is variants.guided_2 else 1.0, forward_only=True)  # laid out like the variants
+    variant = make()
     level = plain.schedule.level(1.0)
     x = (plain.noise([0], level) + 0.2).requires_grad_()
     expected, found = plain.denoiser_for([0])(x, level), variant.denoiser_for([0])(x, level)
@@ -128,6 +130,18 @@ def test_variants_denoise_like_the_embedded_network(make):
     assert dict(variant.conditions) == dict(plain.conditions)
     if make is variants.inference_only:
         assert not variant.denoiser_for([0]).network(x, torch.ones(1)).requires_grad
+
+
+def test_half_precision_is_bfloat16_on_a_cpu():
+    """Which multiplies it fast; states stay in float32."""
+    half, full = (labelled(zoo.load("fashion"), "fashion", "cpu", half=half, compiled=False) for half in (True, False))
+    level = full.schedule.level(300.0)
+    x = full.noise([0], level)
+    network = half.denoiser_for([0]).network.func
+    assert {p.dtype for p in network.parameters()} == {torch.bfloat16}
+    expected, found = full.denoiser_for([0])(x, level), half.denoiser_for([0])(x, level)
+    assert found.dtype == torch.float32
+    assert 0.0 < float((found - expected).norm() / expected.norm()) < 0.05
 
 
 def test_eight_bits_round_to_half_a_step():
