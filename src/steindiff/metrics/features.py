@@ -119,7 +119,7 @@ class InceptionFeatures(nn.Module):
             raise ValueError(f"images must have shape (B, 3, H, W), got {tuple(images.shape)}")
         rows, columns = (resize_matrix(side, self.size).to(images.device) for side in images.shape[2:])
         x = ((rows @ images.double() @ columns.T - 128) / 128).float()
-        if x.device.type == "cpu":  # faster there by a fifth
+        if x.device.type == "cpu":  # faster there
             x = x.contiguous(memory_format=torch.channels_last)
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=self.tf32):
             return self.network(x)
