@@ -202,6 +202,7 @@ class Bench:
         many: the teacher: solver, grid, evaluations.
         paired: how many samples are compared with the teacher's of the same seeds, at most.
         cache: folder to keep the teacher's images in, and to read them from.
+        fid_only: measure FID alone, which needs no images of the teacher.
     """
 
     model: Model
@@ -223,6 +224,7 @@ class Bench:
     many: tuple[str, str, int] = TEACHER
     paired: int = MOST_NEAREST
     cache: Path | None = None
+    fid_only: bool = False
     kept: dict[Any, tuple[Any, Cost]] = field(default_factory=dict)
 
     # What is judged by
@@ -325,6 +327,10 @@ class Bench:
             return self.others[0][:MOST_NEAREST]
         return self.described(self.real)[0][:MOST_NEAREST]
 
+    def fid(self, moments: Moments) -> float | None:
+        """To real images, where their moments are known."""
+        return None if self.reference is None else round(frechet_distance(self.reference, moments), 4)
+
     def judge(self, images: Tensor, late: bool = False) -> dict[str, Any]:
         """All measures of the images of the first seeds; `late`, of runs near the limit."""
         first, second = self.described(images)
@@ -336,7 +342,7 @@ class Bench:
         conditions = [self.model.condition_of(seed) for seed in self.judged[: self.paired]]
         likeness, lpips = psnr(made, known), self.yardstick.perceived(made, known)
         return {
-            "fid": None if self.reference is None else round(frechet_distance(self.reference, moments), 4),
+            "fid": self.fid(moments),
             "own": round(frechet_distance(own, moments), 4),
             **({"own_limit": round(frechet_distance(self.limit, moments), 4)} if late else {}),
             "own_second": round(frechet_distance(own_second, Moments.of(second)), 4),
@@ -563,13 +569,15 @@ class Bench:
     def run(self, cell: Cell) -> dict[str, Any]:
         method, solver = METHODS[cell.method], SOLVERS[cell.solver]
         prepared = method.prepare(self, solver, cell.nfe)
-        self.teacher, self.others, self.near  # noqa: B018, made before the clock starts
-        if late := cell.nfe >= LATE:
+        late = cell.nfe >= LATE and not self.fid_only
+        if not self.fid_only:
+            self.teacher, self.others, self.near  # noqa: B018, made before the clock starts
+        if late:
             self.limit  # noqa: B018, this too
         begun, spent = time.monotonic(), dict[str, Any]()
         images = self.images(prepared.run, self.judged, spent)
         sampled = time.monotonic() - begun
-        judged = self.judge(images, late)
+        judged = {"fid": self.fid(Moments.of(self.described(images)[0]))} if self.fid_only else self.judge(images, late)
         cost = prepared.cost
         return {
             **self.identity(cell),
@@ -755,6 +763,7 @@ def main() -> None:
     )
     parser.add_argument("--cache", type=Path, help="folder to keep the teacher's images in: many runs can share them")
     parser.add_argument("--paired", type=int, help="compare this many samples with the teacher's; default: all")
+    parser.add_argument("--fid-only", action="store_true", help="measure FID alone: no many-step samples are made")
     parser.add_argument("--half", action="store_true", help="on a CPU too, sample in half precision")
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
@@ -797,6 +806,7 @@ def main() -> None:
         (args.teacher[0], args.teacher[1], int(args.teacher[2])),
         args.paired or args.samples,
         args.cache,
+        args.fid_only,
     )
     for folder in (args.calibrations, args.cache):
         if folder is not None:

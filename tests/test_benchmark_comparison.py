@@ -17,6 +17,7 @@ import comparison_tables
 from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
 from networks.mixture import Mixture
 from recording import Records
+from steindiff.metrics import Moments
 from steindiff.model import Model
 from steindiff.schedules import EDM
 from stepping import digits
@@ -96,6 +97,16 @@ def test_few_samples_may_be_compared_with_the_teachers(bench: Bench):
     assert (some["paired"], whole["paired"]) == (8, SAMPLES)
     assert some["own"] == whole["own"]
     assert some["psnr"] != whole["psnr"]
+
+
+def test_fid_alone_needs_no_teacher(bench: Bench):
+    cell = Cell("dpmpp-2m", "logsnr", 20)
+    reference = Moments.of(torch.randn(64, 48, generator=torch.Generator().manual_seed(0)))
+    alone = replace(bench, reference=reference, fid_only=True)
+    found = alone.run(cell)
+    assert not {"teacher", "others", "near", "limit"} & set(vars(alone))
+    assert "own" not in found
+    assert found["fid"] == replace(bench, reference=reference).run(cell)["fid"] > 0.0
 
 
 def test_teacher_is_the_floor_and_itself(bench: Bench):
