@@ -203,6 +203,7 @@ class Bench:
         paired: how many samples are compared with the teacher's of the same seeds, at most.
         cache: folder to keep the teacher's images in, and to read them from.
         fid_only: measure FID alone, which needs no images of the teacher.
+        sampled_in: the precision of the network that samples, for the records.
     """
 
     model: Model
@@ -225,6 +226,7 @@ class Bench:
     paired: int = MOST_NEAREST
     cache: Path | None = None
     fid_only: bool = False
+    sampled_in: str = "float32"
     kept: dict[Any, tuple[Any, Cost]] = field(default_factory=dict)
 
     # What is judged by
@@ -260,13 +262,19 @@ class Bench:
         network = self.lpips and LPIPS.load(self.lpips, self.model.device)
         return Yardstick(RandomFeatures(self.model.shape[0]), lpips=network)
 
-    @torch.no_grad()
     def described(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Both kinds of features of bytes `(N, C, H, W)`."""
+        return self.seen(self.features, pixels), self.seen(self.second, pixels)
+
+    @torch.no_grad()
+    def seen(self, features: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+        """Features of one kind."""
         few = torch.device(self.model.device).type == "cpu"  # whose caches hold no more
-        chunks = pixels.to(self.model.device).split(16 if few else 500)
-        parts = [(self.features(part), self.second(part)) for part in chunks]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        return torch.cat([features(part) for part in pixels.to(self.model.device).split(4 if few else 500)])
+
+    def moments(self, pixels: Tensor) -> Moments:
+        """Moments of the first features of bytes `(N, C, H, W)`."""
+        return Moments.of(self.seen(self.features, pixels))
 
     def images(self, run: Run, seeds: Sequence[int], spent: dict[str, Any] | None = None) -> Tensor:
         """Bytes `(N, C, H, W)` of some seeds: the only place that samples what is judged."""
@@ -318,14 +326,14 @@ class Bench:
     def limit(self) -> Moments:
         """Moments of the first features of those seeds in 60 steps."""
         solver, grid, nfe = FINEST
-        return Moments.of(self.described(self.images(self.on_grid(SOLVERS[solver], nfe, grid).run, self.other))[0])
+        return self.moments(self.images(self.on_grid(SOLVERS[solver], nfe, grid).run, self.other))
 
     @cached_property
     def near(self) -> Tensor:
         """Features precision and recall are to."""
         if self.real is None:
             return self.others[0][:MOST_NEAREST]
-        return self.described(self.real)[0][:MOST_NEAREST]
+        return self.seen(self.features, self.real)[:MOST_NEAREST]
 
     def fid(self, moments: Moments) -> float | None:
         """To real images, where their moments are known."""
@@ -447,15 +455,15 @@ class Bench:
             return wrapped(run, lambda denoiser: EpsilonScaling(denoiser, levels, scale))
 
         def work(model: Model) -> float:
-            goal = Moments.of(self.described(to_uint8(reference.samples))[0])
+            goal = self.moments(to_uint8(reference.samples))
 
             def distance(scale: float) -> float:
                 x = torch.cat([scaled(scale)(model, part).x for part in in_batches(seeds, min(self.batch, 256))])
-                return frechet_distance(goal, Moments.of(self.described(to_uint8(x))[0]))
+                return frechet_distance(goal, self.moments(to_uint8(x)))
 
             return min(SCALES, key=distance)
 
-        self.features, self.second  # noqa: B018, loaded before the clock starts
+        self.features  # noqa: B018, loaded before the clock starts
         scale, more = self.prepare(work)
         return Prepared(scaled(scale), cost + more, {"grid": grid, "scale": scale})
 
@@ -577,7 +585,7 @@ class Bench:
         begun, spent = time.monotonic(), dict[str, Any]()
         images = self.images(prepared.run, self.judged, spent)
         sampled = time.monotonic() - begun
-        judged = {"fid": self.fid(Moments.of(self.described(images)[0]))} if self.fid_only else self.judge(images, late)
+        judged = {"fid": self.fid(self.moments(images))} if self.fid_only else self.judge(images, late)
         cost = prepared.cost
         return {
             **self.identity(cell),
@@ -597,6 +605,7 @@ class Bench:
             "chosen": dict(prepared.chosen),
             "features": ["random" if path is None else path.stem for path in (self.inception, self.efficientnet)],
             "tf32": self.tf32,
+            "sampled_in": self.sampled_in,
             "teacher": list(self.many),
             "paired": min(self.paired, self.samples),
             "sampling_seconds": round(sampled, 2),
@@ -716,10 +725,12 @@ PLAN |= dict.fromkeys([*ABLATIONS, *REPEATED], ("dpmpp-2m",))
 """Solvers of each method. DPM-Solver-v3 is a solver of its own, filed under its nearest relative."""
 
 
-def cells(methods: Sequence[str], solvers: Sequence[str], budgets: Sequence[int]) -> Iterator[Cell]:
+def cells(
+    methods: Sequence[str], solvers: Sequence[str], budgets: Sequence[int], many: tuple[str, str, int] = TEACHER
+) -> Iterator[Cell]:
     """The chosen cells; the teacher first, whose row is the floor."""
     if "teacher" in methods:
-        yield Cell("heun", "teacher", 35)
+        yield Cell(many[0], "teacher", many[2])
     for nfe in budgets:
         for method in methods:
             for solver in PLAN.get(method, ()):
@@ -807,11 +818,12 @@ def main() -> None:
         args.paired or args.samples,
         args.cache,
         args.fid_only,
+        ("float16" if cuda else "bfloat16") if half else "float32",
     )
     for folder in (args.calibrations, args.cache):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    chosen = cells(args.methods, args.solvers, args.nfe)
+    chosen = cells(args.methods, args.solvers, args.nfe, bench.many)
     Records(args.out).measure(chosen, bench.identity, bench.run, begun + args.seconds)
 
 

@@ -94,7 +94,14 @@ def by_budget(records: Sequence[Record], measure: str) -> str:
         body.append([TITLES[solver] if solver != before else "", title, *shown])
         before = solver
     many = teacher(records)
-    body.append(["Heun", f"many steps ({many['network_calls']})", f"{many[measure]:.2f}", *[""] * (len(BUDGETS) - 1)])
+    body.append(
+        [
+            TITLES[many["solver"]],
+            f"many steps ({many['network_calls']})",
+            f"{many[measure]:.2f}",
+            *[""] * (len(BUDGETS) - 1),
+        ]
+    )
     return rows(["solver", "method", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
 
 

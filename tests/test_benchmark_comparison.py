@@ -51,6 +51,7 @@ def test_every_method_spends_what_its_column_says(bench: Bench, method: str):
     assert record["nfe_counted"] == (4 if "afs" in method else 3)
     for measure in ("own", "own_second", "precision", "recall", "psnr", "spread"):
         assert math.isfinite(record[measure])
+    assert record["sampled_in"] == "float32"
     prepared = record["preparation"]
     assert (prepared["evaluations"] > 0) == (METHODS[method].seeds > 0)
     assert (prepared["backward_passes"] > 0) == (method == "learned" or method.startswith("dpm-v3"))
@@ -106,6 +107,7 @@ def test_fid_alone_needs_no_teacher(bench: Bench):
     found = alone.run(cell)
     assert not {"teacher", "others", "near", "limit"} & set(vars(alone))
     assert "own" not in found
+    assert "second" not in vars(alone)
     assert found["fid"] == replace(bench, reference=reference).run(cell)["fid"] > 0.0
 
 
@@ -114,6 +116,11 @@ def test_teacher_is_the_floor_and_itself(bench: Bench):
     assert record["network_calls"] == 35
     assert record["psnr"] is None
     assert record["spread"] == 1.0
+
+
+def test_the_row_of_many_steps_is_named_after_the_teacher():
+    assert list(cells(["teacher"], [], [])) == [Cell("heun", "teacher", 35)]
+    assert list(cells(["teacher"], [], [], ("unipc-bh1-3", "logsnr", 12))) == [Cell("unipc-bh1-3", "teacher", 12)]
 
 
 def test_restart_counts_its_extra_evaluations(bench: Bench):
