@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -180,6 +182,46 @@ def test_the_search_lowers_the_mismatch_and_is_deterministic():
     assert least[-1] < 0.6 * unsearched
     assert found.provenance["backward_passes"] == 0
     assert any(level.told != 1.0 for level in found.levels)
+
+
+class Hills:
+    """Trials of known J: no search leads anywhere from the `barren` nearest, and to 0.3 of J from the others."""
+
+    def __init__(self, barren: int) -> None:
+        grid = sd.GRIDS["logsnr"](sd.EDM(), 5)
+        self.starts = [move(grid, {Coordinate(0, True): -0.2 * k}) for k in range(3)]
+        self.heights = dict(zip(self.starts, (2.0, 1.0, 3.0), strict=True))
+        self.barren = sorted(self.starts, key=self.heights.__getitem__)[:barren]
+        self.run: list[float] = []
+
+    def __call__(self, levels: sd.Levels) -> search.Trial:
+        self.run.append(self.heights[levels])
+        return search.Trial(levels, (), (), search.Residuals(torch.zeros(0), torch.zeros(0)), self.heights[levels])
+
+    def improved(self, trials: Hills, best: search.Trial) -> Iterator[search.Trial]:
+        if best.levels not in self.barren:
+            for height in (0.7, 0.3):
+                yield replace(best, mismatch=height * best.mismatch)
+
+
+@pytest.mark.parametrize(
+    ("barren", "found", "run"),
+    [
+        (0, [1.0, 0.7, 0.3], [2.0, 1.0, 3.0]),
+        (1, [1.0, 0.6], [2.0, 1.0, 3.0, 2.0]),  # 0.7 × 2 is not nearer than the nearest start
+        (2, [1.0, 0.9], [2.0, 1.0, 3.0, 2.0, 3.0]),
+        (3, [1.0], [2.0, 1.0, 3.0, 2.0, 3.0]),
+    ],
+)
+def test_where_a_start_leads_nowhere_the_next_is_searched(
+    monkeypatch: pytest.MonkeyPatch, barren: int, found: list[float], run: list[float]
+):
+    hills = Hills(barren)
+    monkeypatch.setattr(sd.Search, "__call__", lambda self, trials, best: hills.improved(trials, best))
+    first = hills(hills.starts[0])
+    better = sd.Search().from_nearest(hills, first, hills.starts[1:])
+    assert [trial.mismatch for trial in better] == pytest.approx(found)
+    assert hills.run == run
 
 
 @pytest.mark.parametrize(("nfe", "iterations"), [(3, 3), (4, 2), (5, 2)])

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -279,9 +278,8 @@ class Budget:
             unsearched = trials(starts[0])
             found.append(Found("unsearched", unsearched.ended(), True))
             if recipe.search is not None:
-                best = min(chain([unsearched], map(trials, starts[1:])), key=lambda trial: trial.mismatch)
-                found.append(Found("searched", best.ended(), True))
-                for better in recipe.search(trials, best):
+                found.append(Found("searched", unsearched.ended(), True))
+                for better in recipe.search.from_nearest(trials, unsearched, starts[1:]):
                     found[-1] = Found("searched", better.ended(), True)
         except (KeyboardInterrupt, Stopped):
             if not any(candidate.corrected for candidate in found):

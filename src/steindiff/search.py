@@ -246,6 +246,29 @@ class Search:
         """How many trials a search may take, at most."""
         return self.iterations_of(levels.steps) * (len(self.coordinates(solver, levels)) + 3)
 
+    def from_nearest(self, trials: Trials, first: Trial, others: Sequence[Levels]) -> Iterator[Trial]:
+        """Improve the nearest of some starting points, or the next where that leads nowhere; yields every better trial.
+
+        A start may be nearer than the others and yet in no valley: at the top of a VP schedule's range, where rare
+        samples decide the slopes, no step lowers J.
+        """
+        nearest, known = first, {first.levels: first.mismatch}
+        for trial in map(trials, others):
+            known[trial.levels] = trial.mismatch
+            if trial.mismatch < nearest.mismatch:
+                nearest = trial
+        if nearest is not first:
+            yield nearest
+        least = nearest.mismatch
+        for levels in sorted(known, key=known.__getitem__):
+            # A start that waited is run anew: all of them at once would fill main memory.
+            for better in self(trials, nearest if levels == nearest.levels else trials(levels)):
+                if better.mismatch < least:
+                    least = better.mismatch
+                    yield better
+            if least < nearest.mismatch:
+                return
+
     def __call__(self, trials: Trials, best: Trial) -> Iterator[Trial]:
         """Improve a trial; yields every better one."""
         damping = 0.1

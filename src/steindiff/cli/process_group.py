@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,6 +52,12 @@ def end_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def meet(backend: str, **group: Any) -> None:
+    """Form a process group and wait for the others: one with nothing to do would else be gone before all reached it."""
+    dist.init_process_group(backend, **group)
+    dist.all_reduce(torch.zeros(1))  # on the CPU; a barrier would take a GPU where there is one
+
+
 @contextmanager
 def process_group() -> Iterator[None]:
     """Inside, processes started by `torchrun` form one group: NCCL for tensors on GPUs, gloo for those on CPUs."""
@@ -62,7 +69,7 @@ def process_group() -> Iterator[None]:
     # After a restart by torchrun the store still holds the addresses of those that died.
     store = dist.PrefixStore(f"attempt-{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    meet(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
     try:
         yield
     finally:
