@@ -249,8 +249,8 @@ class Search:
     def from_nearest(self, trials: Trials, first: Trial, others: Sequence[Levels]) -> Iterator[Trial]:
         """Improve the nearest of some starting points, or the next where that leads nowhere; yields every better trial.
 
-        A start may be nearer than the others and yet in no valley: at the top of a VP schedule's range, where rare
-        samples decide the slopes, no step lowers J.
+        Where rare samples decide its slopes, no step from a start may lower J. Where two lead nowhere, none does that
+        we have seen.
         """
         nearest, known = first, {first.levels: first.mismatch}
         for trial in map(trials, others):
@@ -260,8 +260,8 @@ class Search:
         if nearest is not first:
             yield nearest
         least = nearest.mismatch
-        for levels in sorted(known, key=known.__getitem__):
-            # A start that waited is run anew: all of them at once would fill main memory.
+        for levels in sorted(known, key=known.__getitem__)[:2]:
+            # The second is run anew: to keep all of them till then would fill main memory.
             for better in self(trials, nearest if levels == nearest.levels else trials(levels)):
                 if better.mismatch < least:
                     least = better.mismatch
