@@ -207,19 +207,20 @@ class Hills:
 @pytest.mark.parametrize(
     ("barren", "found", "run"),
     [
-        (0, [1.0, 0.7, 0.3], [2.0, 1.0, 3.0]),
-        (1, [1.0, 0.6], [2.0, 1.0, 3.0, 2.0]),  # 0.7 × 2 is not nearer than the nearest start
-        (2, [1.0], [2.0, 1.0, 3.0, 2.0]),  # two are enough to give up
+        (0, [(0, 1.0), (0, 0.7), (0, 0.3)], [2.0, 1.0, 3.0]),
+        (1, [(0, 1.0), (1, 0.6)], [2.0, 1.0, 3.0, 2.0]),  # 0.7 × 2 is not nearer than the nearest start
+        (2, [(0, 1.0), (2, 0.9)], [2.0, 1.0, 3.0, 2.0, 3.0]),
+        (3, [(0, 1.0)], [2.0, 1.0, 3.0, 2.0, 3.0]),
     ],
 )
 def test_where_a_start_leads_nowhere_the_next_is_searched(
-    monkeypatch: pytest.MonkeyPatch, barren: int, found: list[float], run: list[float]
+    monkeypatch: pytest.MonkeyPatch, barren: int, found: list[tuple[int, float]], run: list[float]
 ):
     hills = Hills(barren)
     monkeypatch.setattr(sd.Search, "__call__", lambda self, trials, best: hills.improved(trials, best))
     first = hills(hills.starts[0])
     better = sd.Search().from_nearest(hills, first, hills.starts[1:])
-    assert [trial.mismatch for trial in better] == pytest.approx(found)
+    assert [(place, round(trial.mismatch, 9)) for place, trial in better] == found
     assert hills.run == run
 
 

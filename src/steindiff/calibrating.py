@@ -43,6 +43,8 @@ FEW_STEPS = 5
 """Runs below this many steps are corrected with fewer differences."""
 STEPS_EACH = 3
 """Steps of a fine trajectory for each evaluation of the runs it judges."""
+SEARCHED = ("searched", "searched from another start")
+"""What runs are called that a search found from the nearest starting point, or from others where that led nowhere."""
 BETTER = 0.97
 """A calibration's mismatch must be below this share of the plain solver's to be kept."""
 
@@ -213,9 +215,8 @@ class Stopped(Exception):
 
 
 class Found(NamedTuple):
-    """A candidate: its trial, of which only the end is kept, how it is named, and whether it is corrected."""
+    """A candidate: its trial, of which only the end is kept, and whether it is corrected."""
 
-    name: str
     trial: Trial
     corrected: bool
 
@@ -271,22 +272,22 @@ class Budget:
         calls = plain.denoiser.calls + trials.denoiser.calls
         self.total = len(starts) + len(recipe.rivals)
         self.total += recipe.search.trials(self.solver, starts[0]) if recipe.search else 0
-        found: list[Found] = []
+        found: dict[str, Found] = {}
         try:
             for grid in recipe.rivals:
-                found.append(Found(f"plain, {type(grid).__name__}", plain(self.levels(grid)).ended(), False))
+                found[f"plain, {type(grid).__name__}"] = Found(plain(self.levels(grid)).ended(), False)
             unsearched = trials(starts[0])
-            found.append(Found("unsearched", unsearched.ended(), True))
+            found["unsearched"] = Found(unsearched.ended(), True)
             if recipe.search is not None:
-                found.append(Found("searched", unsearched.ended(), True))
-                for better in recipe.search.from_nearest(trials, unsearched, starts[1:]):
-                    found[-1] = Found("searched", better.ended(), True)
+                for place, better in recipe.search.from_nearest(trials, unsearched, starts[1:]):
+                    found[SEARCHED[place > 0]] = Found(better.ended(), True)
         except (KeyboardInterrupt, Stopped):
-            if not any(candidate.corrected for candidate in found):
+            if not any(candidate.corrected for candidate in found.values()):
                 raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
             stopped = True
             logger.warning("stopped: keeping the best of %d trials", self.done)
-        kept, judged = self.judge(found, judging if judged_apart else lambda place: True)
+        name, judged = self.judge(found, judging if judged_apart else lambda place: True)
+        kept = found[name]
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
             steps = tuple(map(step_weights, self.refit(kept.trial.levels, trials.denoiser)))
@@ -302,7 +303,7 @@ class Budget:
                 "model": reference.model.name,
                 "seeds": [reference.seeds[0], len(reference.seeds)],
                 "reference_steps": reference.trajectory.levels.steps,
-                "kept": kept.name,
+                "kept": name,
                 "mismatch": {name: float(f"{mismatch:.4g}") for name, mismatch in judged.items()},
                 "fit": repr(recipe.fit),
                 "search": repr(recipe.search),
@@ -329,23 +330,22 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def judge(self, found: Sequence[Found], judges: Chosen) -> tuple[Found, dict[str, float]]:
-        """The candidate to keep, by samples nothing was fitted to, and J of every candidate's ends of those."""
+    def judge(self, found: Mapping[str, Found], judges: Chosen) -> tuple[str, dict[str, float]]:
+        """Which candidate to keep, by samples nothing was fitted to, and J of every candidate's ends of those."""
         reference = self.reference
         rows = reference.rows(judges).to(reference.model.device)
         goal = reference.samples.to(reference.model.device)[rows]
         objective = Mismatch(reference.basis, goal, reference.groups(judges), self.power)
-        ends = {candidate.name: candidate.trial.states[-1].to(goal)[rows] for candidate in found}
-        judged = {name: objective(end) for name, end in ends.items()}
-        best = min((c for c in found if c.corrected), key=lambda c: judged[c.name])
-        rivals = [c for c in found if not c.corrected]
+        judged = {name: objective(c.trial.states[-1].to(goal)[rows]) for name, c in found.items()}
+        best = min((name for name, c in found.items() if c.corrected), key=judged.__getitem__)
+        whole = {name: c.trial.mismatch for name, c in found.items()}
+        rivals = [name for name, c in found.items() if not c.corrected]
         if not rivals:
             return best, judged
         # Nothing is fitted to a plain run, so all of its samples judge it. Few judge a calibration, and a rare one that
         # goes astray may not be among them: all of them must say so too.
-        plain = min(rivals, key=lambda c: c.trial.mismatch)
-        whole = {c.name: c.trial.mismatch for c in (best, plain)}
-        nearer = all(known[best.name] < BETTER * known[plain.name] for known in (judged, whole))
+        plain = min(rivals, key=whole.__getitem__)
+        nearer = all(known[best] < BETTER * known[plain] for known in (judged, whole))
         return (best if nearer else plain), judged
 
     def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:

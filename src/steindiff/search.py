@@ -246,26 +246,25 @@ class Search:
         """How many trials a search may take, at most."""
         return self.iterations_of(levels.steps) * (len(self.coordinates(solver, levels)) + 3)
 
-    def from_nearest(self, trials: Trials, first: Trial, others: Sequence[Levels]) -> Iterator[Trial]:
-        """Improve the nearest of some starting points, or the next where that leads nowhere; yields every better trial.
+    def from_nearest(self, trials: Trials, first: Trial, others: Sequence[Levels]) -> Iterator[tuple[int, Trial]]:
+        """Improve the nearest of some starting points, and the next, and so on, as long as that leads nowhere.
 
-        Where rare samples decide its slopes, no step from a start may lower J. Where two lead nowhere, none does that
-        we have seen.
+        Where rare samples decide the slopes, no step from a start may lower J. Yields the nearest start and every trial
+        better than all before, with the place of its start in their order.
         """
         nearest, known = first, {first.levels: first.mismatch}
         for trial in map(trials, others):
             known[trial.levels] = trial.mismatch
             if trial.mismatch < nearest.mismatch:
                 nearest = trial
-        if nearest is not first:
-            yield nearest
+        yield 0, nearest
         least = nearest.mismatch
-        for levels in sorted(known, key=known.__getitem__)[:2]:
-            # The second is run anew: to keep all of them till then would fill main memory.
-            for better in self(trials, nearest if levels == nearest.levels else trials(levels)):
+        for place, levels in enumerate(sorted(known, key=known.__getitem__)):
+            # Later ones are run anew: to keep all of them till then would fill main memory.
+            for better in self(trials, trials(levels) if place else nearest):
                 if better.mismatch < least:
                     least = better.mismatch
-                    yield better
+                    yield place, better
             if least < nearest.mismatch:
                 return
 
