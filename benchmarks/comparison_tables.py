@@ -36,7 +36,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "**calibrated, 64 seeds**": ("calibrated-64",),
     "**calibrated**": ("calibrated",),
 }
-"""Rows of a solver: of several methods, or orders of iPNDM, each cell shows the one with the least own distance."""
+"""Rows of a solver: of several methods, or orders of iPNDM, each cell shows the least."""
 OTHER_MEASURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "own": ("own", "{:.2f}".format),
     "fid": ("FID", "{:.2f}".format),
@@ -58,10 +58,12 @@ def family(record: Record) -> str:
     return "ipndm" if record["solver"].startswith("ipndm") else str(record["solver"])
 
 
-def best(records: Sequence[Record], solver: str, methods: Sequence[str], nfe: int) -> Record | None:
-    """The record with the least own distance."""
+def best(
+    records: Sequence[Record], solver: str, methods: Sequence[str], nfe: int, measure: str = "own"
+) -> Record | None:
+    """The record with the least value of a measure, of those that have it."""
     found = [r for r in records if family(r) == solver and r["method"] in methods and r["nfe"] == nfe]
-    return min(found, key=lambda r: r["own"], default=None)
+    return min((r for r in found if r.get(measure) is not None), key=lambda r: r[measure], default=None)
 
 
 def teacher(records: Sequence[Record]) -> Record:
@@ -75,7 +77,7 @@ def teacher(records: Sequence[Record]) -> Record:
 def by_budget(records: Sequence[Record], measure: str) -> str:
     """Solver × method against budgets; the least without training is bold, per column, as printed."""
     picked = {
-        (solver, title): [best(records, solver, methods, nfe) for nfe in BUDGETS]
+        (solver, title): [best(records, solver, methods, nfe, measure) for nfe in BUDGETS]
         for solver in SOLVERS
         for title, methods in ROWS.items()
     }
@@ -86,7 +88,7 @@ def by_budget(records: Sequence[Record], measure: str) -> str:
     ]
     body, before = [], ""
     for (solver, title), cells in picked.items():
-        shown = ["–" if c is None or c[measure] is None else f"{c[measure]:.2f}" for c in cells]
+        shown = ["–" if c is None else f"{c[measure]:.2f}" for c in cells]
         shown = [
             f"**{text}**" if c is not None and round(c[measure], 2) == low and not c["training"] else text
             for text, c, low in zip(shown, cells, least, strict=True)

@@ -217,6 +217,13 @@ def test_tables_show_the_better_choice_and_mark_the_best_without_training():
     )
 
 
+def test_each_table_chooses_by_its_own_measure_among_records_that_have_it():
+    alone = {key: value for key, value in record("ipndm-4", "edm", 5, 0.0, fid=2.0).items() if key != "own"}
+    records = [*RECORDS, record("ipndm-3", "logsnr", 5, 25.0, fid=3.0), alone]
+    assert "| iPNDM | plain, better grid | – | – | 20.00 |" in comparison_tables.by_budget(records, "own")
+    assert "| iPNDM | plain, better grid | – | – | **2.00** |" in comparison_tables.by_budget(records, "fid")
+
+
 def test_two_yardsticks_stand_side_by_side():
     runs = [("logsnr", 5.0, 4.0), ("edm", 6.0, 3.0), ("calibrated-64", 5.5, 2.7)]
     found = [record("ddim", name, 15, own, own_limit=limit) for name, own, limit in runs]

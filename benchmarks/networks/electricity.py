@@ -4,8 +4,8 @@ Facts about it: a transformer ε(x, t, z) of 111,489 parameters over 24 hours, e
 linear β; z holds month, weekday, holiday, highest and lowest temperature, and the difference of the day's highest and
 lowest load, which fix most of the day. Its package comes without data, so conditions are made here: temperatures by
 season, and a difference that grows with heat. They are plausible inputs, not the authors' test set. The
-authors' sampler clips its states, and here images are clipped: without, one sample in two hundred leaves the range, the
-farthest a hundredfold, however fine the steps.
+authors' sampler clips its states, and here images are clipped: without, a few samples leave the range by far, however
+fine the steps.
 
 Reference: EnerDataSynth (Sharma, Tikkawar & Mieth, 2026), the package itself.
 """
