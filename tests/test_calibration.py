@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -38,7 +39,7 @@ from steindiff import (
 from steindiff._serialization import checksum
 from steindiff.bases import DCT, Basis, Identity
 from steindiff.denoisers import Gaussian, Guided
-from steindiff.denoisers.wrappers import Batched
+from steindiff.denoisers.wrappers import Batched, DynamicThreshold, StaticThreshold
 from steindiff.grids.rules import LogSNR
 from steindiff.grids.stein import Stein
 from steindiff.solvers import DDIM, DPMSolverMultistep
@@ -244,6 +245,12 @@ def test_a_sampler_refuses_another_model_guidance_or_shape_unless_told_not_to(fo
     guided = Model(Guided(Spectral(), Spectral(), 2.0), EDM(), (1, 12), dtype=FLOAT)
     with pytest.raises(ValueError, match=r"guidance: measured with 1.0, asked for 2.0"):
         found.sampler()(guided, range(2))
+    for threshold in (StaticThreshold(Spectral()), DynamicThreshold(Spectral())):
+        with pytest.raises(ValueError, match="threshold: measured with None, asked for"):
+            found.sampler()(Model(threshold, EDM(), (1, 12), dtype=FLOAT), range(2))
+    rescaled = replace(found, conditions={"guidance_rescale": 0.3})
+    with pytest.raises(ValueError, match=r"guidance_rescale: measured with 0.3, asked for 0.0"):
+        rescaled.sampler()(model(EDM()), range(2))
     with pytest.raises(ValueError, match="schedule: measured on EDM, the model has VP"):
         found.sampler()(model(VP()), range(2))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -295,3 +296,17 @@ def test_told_levels_reach_the_network_and_leave_the_mathematics_alone():
     del seen[:]
     sd.sample(sd.EDMDenoiser(network), MODEL.noise([0], told[0]), told, sd.SOLVERS["ddim"])
     assert seen == pytest.approx([level.told * level.ratio for level in told[:-1]], rel=1e-6)
+
+
+@pytest.mark.parametrize("classes", [1, 3, 7, 10])
+@pytest.mark.parametrize("seeds", [range(8), range(0, 60, 10), [3, 3 + 10, 2, 1]])
+def test_a_model_is_compared_with_its_own_samples_of_the_same_conditions(classes: int, seeds: Sequence[int]):
+    from steindiff.comparison import OTHER_SEEDS, other
+
+    model = sd.Model(sd.EDMDenoiser(lambda x, sigma: x), sd.EDM(), (1,), condition=lambda seed: seed % classes)
+    found = other(model, seeds)
+    assert [seed % classes for seed in found] == [seed % classes for seed in seeds]
+    assert len(set(found)) == len(seeds)
+    assert min(found) >= OTHER_SEEDS
+    lonely = sd.Model(sd.EDMDenoiser(lambda x, sigma: x), sd.EDM(), (1,), condition=lambda seed: seed)
+    assert len(set(other(lonely, seeds))) == len(seeds)

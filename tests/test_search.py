@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,10 +21,11 @@ from networks.mixture import Mixture
 from problems import FLOAT
 from steindiff import search
 from steindiff.bases import DCT
-from steindiff.calibrating import Progress
+from steindiff.calibrating import Progress, judges
 from steindiff.corrections.alignment import Groups
 from steindiff.corrections.base import Transition
 from steindiff.denoisers import Gaussian
+from steindiff.grids.rules import LogSNR, UniformTime
 from steindiff.loop import Cancelled, State, advance
 from steindiff.metrics import spread
 from steindiff.reference import GaussianDensity
@@ -101,11 +104,11 @@ def test_a_trial_repeats_only_what_changed():
     run = reference()
     solver = sd.SOLVERS["dpmpp-2m"]
     objective = Mismatch(run.basis, run.samples, run.groups())
-    trials = Trials(run, solver, sd.ByAlignment()(run, 5), objective)
+    trials = Trials(run, run.denoiser(), solver, sd.ByAlignment()(run, 5), objective)
     levels = GaussianDensity()(run)(sd.EDM(), 5)
     first = trials(levels)
     for i in range(5):
-        moved = move(levels, {Coordinate(i, False): 0.02})
+        moved = move(levels, {Coordinate(i, False): -0.02})
         before = trials.denoiser.calls
         cheap = trials(moved, first)
         assert trials.denoiser.calls - before == 5 - i
@@ -168,6 +171,118 @@ def test_moves_stay_in_order_and_in_range():
     assert [level.ratio for level in resampled(levels, 5)] == pytest.approx([level.ratio for level in levels])
 
 
+@pytest.mark.parametrize("schedule", [sd.Discrete.linear(), sd.EDM(), sd.Flow()])
+def test_the_network_is_told_times_of_its_schedule_only(schedule: sd.Schedule):
+    start = schedule.finite_start()
+    levels = sd.Levels(sd.GRIDS["logsnr"](start, 4).levels, schedule)
+    for far in (5.0, -5.0):
+        moved = move(levels, {Coordinate(i, False): far for i in range(4)})
+        assert all(start.t_min - 1e-9 <= level.t <= start.t_max + 1e-9 for level in moved)
+    assert move(levels, {Coordinate(1, False): 0.1})[1].told == pytest.approx(math.exp(0.1))
+
+
+@pytest.mark.parametrize("steps", [4, 6, 12])
+@pytest.mark.parametrize("schedule", [sd.Discrete.linear(), sd.EDM()])
+def test_a_flat_end_can_be_resampled(schedule: sd.Schedule, steps: int):
+    """A schedule's own grid to σ = 0 has its last level where the curve ends."""
+    few = replace(sd.GRIDS["logsnr"], to_zero=True)(schedule, 3)
+    assert resampled(few, steps).steps == steps
+
+
+@pytest.mark.parametrize("below", [0.0, 0.001, 0.01, 0.04, 0.2])
+def test_slopes_near_a_bound_are_of_what_was_moved(below: float):
+    levels = sd.GRIDS["logsnr"](sd.EDM(), 4)
+    levels = move(levels, {Coordinate(0, True): -below})
+    moved, width = search.nudged(levels, Coordinate(0, True))
+    assert math.log(moved[0].ratio / levels[0].ratio) == pytest.approx(width)
+    assert abs(width) == pytest.approx(search.LEVEL_STEP)
+
+
+def test_a_run_that_overflows_does_not_spoil_the_others():
+    """Told much at the first level the network overflows: that slope is left out, and the search goes on."""
+
+    def brittle(x: Tensor, sigma: Tensor) -> Tensor:
+        return network(x, sigma) * (math.inf if float(sigma[0]) in asked else 1.0)
+
+    asked: set[float] = set()
+    model = sd.Model(sd.EDMDenoiser(brittle), sd.EDM(), (1, 12))
+    run = sd.reference_run(model, range(10**6, 10**6 + 24), steps=12, batch=999)
+    solver, objective = sd.SOLVERS["ddim"], Mismatch(run.basis, run.samples, run.groups())
+    trials = Trials(run, run.denoiser(), solver, sd.ByAlignment()(run, 4), objective)
+    first = trials(GaussianDensity()(run)(sd.EDM(), 4))
+    asked.add(search.nudged(first.levels, Coordinate(0, False))[0][0].t)
+    better = list(sd.Search(iterations=1)(trials, first))
+    assert better[-1].mismatch < first.mismatch
+    assert better[-1].levels[0].told == 1.0
+
+
+def test_every_condition_is_on_both_sides_of_the_judges():
+    for conditions in (1, 2, 3, 6, 10):
+        labels = [k % conditions for k in range(60)]
+        found = judges(labels)
+        assert len(found) in range(12, 21)
+        assert {labels[k] for k in found} == {labels[k] for k in set(range(60)) - found} == set(labels)
+    assert judges(range(9)) == judges([None] * 9) == {2, 5, 8}
+
+
+def test_rivals_of_one_class_are_all_met():
+    worse, better = UniformTime(7.0), UniformTime(1.0)
+    idle = sd.ByAlignment(bound=1.0, terms=0, ridge=1e12)
+    for rivals in ((worse, better), (better, worse)):
+        recipe = sd.Recipe(seeds=range(10**6, 10**6 + 48), grid=LogSNR(), fit=idle, search=None, rivals=rivals)
+        found = sd.calibrate(edm(), 5, recipe=recipe, reference=reference())
+        plain = {name: j for name, j in found.provenance["mismatch"].items() if name.startswith("plain")}
+        assert len(plain) == 2
+        best = sd.calibrate(edm(), 5, recipe=replace(recipe, rivals=(better,)), reference=reference())
+        assert found.levels == best.levels
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_calls_are_counted_once(shared: bool):
+    denoiser = sd.EDMDenoiser(network)
+    model = sd.Model(denoiser if shared else lambda seeds: denoiser, sd.EDM(), (1, 12))
+    found = sd.calibrate(model, 3, "ddim", recipe=sd.Recipe(seeds=range(10**6, 10**6 + 12), steps=12), batch=6)
+    assert found.provenance["network_calls"] == denoiser.calls - 3  # two to check the network, one to know it again
+
+
+def test_a_reference_of_another_model_is_refused():
+    other = sd.Model(sd.EDMDenoiser(lambda x, sigma: 0.5 * network(x, sigma)), sd.EDM(), (1, 12), name="other")
+    with pytest.raises(ValueError, match="reference must be of the model other"):
+        sd.calibrate(other, 3, reference=reference())
+
+
+def test_a_rival_that_overflows_does_not_cost_the_file(tmp_path: Path):
+    def overflowing(x: Tensor, sigma: Tensor) -> Tensor:
+        return network(x, sigma) * (math.inf if 20.0 < float(sigma[0]) < 70.0 and UniformTime in tried else 1.0)
+
+    class Marked(UniformTime):
+        def __call__(self, schedule: sd.Schedule, steps: int) -> sd.Levels:
+            tried.append(UniformTime)
+            return super().__call__(schedule, steps)
+
+    tried: list[type] = []
+    model = sd.Model(sd.EDMDenoiser(overflowing), sd.EDM(), (1, 12))
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 24), steps=12, search=None, rivals=(LogSNR(), Marked()))
+    found = sd.calibrate(model, 4, "ddim", recipe=replace(recipe, grid=UniformTime(9.0)))
+    assert found.provenance["mismatch"]["plain, Marked"] is None
+    found.save(tmp_path / "kept.json")
+    assert sd.Calibration.load(tmp_path / "kept.json").levels == found.levels
+
+
+def test_numbers_of_numpy_are_seeds(tmp_path: Path):
+    recipe = sd.Recipe(seeds=np.arange(1000, 1012), steps=12, search=None)
+    sd.calibrate(edm(), 3, "ddim", recipe=recipe).save(tmp_path / "found.json")
+    assert (tmp_path / "found.json").exists()
+
+
+def test_a_model_in_double_precision_is_calibrated():
+    layer = torch.nn.Linear(12, 12).double()
+    model = sd.Model(sd.X0(lambda x, t: 0.01 * layer(x)), sd.EDM(), (1, 12), dtype=torch.float64).trust()
+    recipe = sd.Recipe(seeds=range(1000, 1012), steps=12, search=None)
+    found = sd.calibrate(model, 3, "ddim", recipe=recipe)
+    assert found.sampler()(model, range(2)).x.dtype == torch.float64
+
+
 def test_the_search_lowers_the_mismatch_and_is_deterministic():
     recipe = sd.Recipe(seeds=range(10**6, 10**6 + 48))
     least: list[float | None] = []
@@ -193,6 +308,7 @@ class Hills:
         self.heights = dict(zip(self.starts, (2.0, 1.0, 3.0), strict=True))
         self.barren = sorted(self.starts, key=self.heights.__getitem__)[:barren]
         self.run: list[float] = []
+        self.solver = sd.SOLVERS["dpmpp-2m"]
 
     def __call__(self, levels: sd.Levels) -> search.Trial:
         self.run.append(self.heights[levels])
@@ -207,10 +323,10 @@ class Hills:
 @pytest.mark.parametrize(
     ("barren", "found", "run"),
     [
-        (0, [(0, 1.0), (0, 0.7), (0, 0.3)], [2.0, 1.0, 3.0]),
-        (1, [(0, 1.0), (1, 0.6)], [2.0, 1.0, 3.0, 2.0]),  # 0.7 × 2 is not nearer than the nearest start
-        (2, [(0, 1.0), (2, 0.9)], [2.0, 1.0, 3.0, 2.0, 3.0]),
-        (3, [(0, 1.0)], [2.0, 1.0, 3.0, 2.0, 3.0]),
+        (0, [(0, 2.0), (0, 1.0), (0, 0.7), (0, 0.3)], [2.0, 1.0, 3.0]),
+        (1, [(0, 2.0), (0, 1.0), (1, 0.6)], [2.0, 1.0, 3.0, 2.0]),  # 0.7 × 2 is not nearer than the nearest start
+        (2, [(0, 2.0), (0, 1.0), (2, 0.9)], [2.0, 1.0, 3.0, 2.0, 3.0]),
+        (3, [(0, 2.0), (0, 1.0)], [2.0, 1.0, 3.0, 2.0, 3.0]),
     ],
 )
 def test_where_a_start_leads_nowhere_the_next_is_searched(
@@ -222,6 +338,14 @@ def test_where_a_start_leads_nowhere_the_next_is_searched(
     better = sd.Search().from_nearest(hills, first, hills.starts[1:])
     assert [(place, round(trial.mismatch, 9)) for place, trial in better] == found
     assert hills.run == run
+
+
+@pytest.mark.parametrize("nothing", [sd.Search(iterations=0), sd.Search(levels=False, telling=False)])
+def test_where_nothing_is_searched_no_start_is_run_twice(nothing: sd.Search):
+    hills = Hills(0)
+    better = list(nothing.from_nearest(hills, hills(hills.starts[0]), hills.starts[1:]))
+    assert [trial.mismatch for _, trial in better] == [2.0, 1.0]
+    assert hills.run == [2.0, 1.0, 3.0]
 
 
 @pytest.mark.parametrize(("nfe", "iterations"), [(3, 3), (4, 2), (5, 2)])
@@ -267,8 +391,23 @@ def test_stopping_keeps_the_best_so_far():
     assert found.provenance["stopped"] is True
     assert found.provenance["trials"] == 8
     assert found.corrects
+    assert found.provenance["mismatch"].keys() >= {"unsearched", "searched"}
     with pytest.raises(Cancelled):
         sd.calibrate(edm(), 4, "ddim", recipe=recipe, callback=lambda progress: False)
+
+
+@pytest.mark.parametrize("until", [1, 8])
+def test_stopping_keeps_the_budgets_made_before(until: int):
+    recipe = sd.Recipe(seeds=range(10**6, 10**6 + 24), steps=12, search=sd.Search(iterations=1))
+    made = sd.calibrate_budgets(
+        edm(),
+        [3, 4, 5],
+        "ddim",
+        recipe=recipe,
+        callback=lambda progress: progress.stage != "4 evaluations" or progress.done < until,
+    )
+    assert sorted(made) == ([3] if until == 1 else [3, 4])
+    assert [one.provenance["stopped"] for one in made.values()] == [False, True][: len(made)]
 
 
 def conditional(seeds) -> Gaussian:

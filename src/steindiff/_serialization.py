@@ -142,7 +142,7 @@ def from_config(name: str, description: Any, table: Mapping[str, type[T]]) -> T:
 
 def checksum(content: Mapping[str, Any]) -> str:
     """SHA-256 of the canonical JSON of `content`."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

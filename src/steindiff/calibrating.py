@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from steindiff.grids.base import Grid
 from steindiff.grids.rules import Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
-from steindiff.model import Model
+from steindiff.model import SAME_MODEL, Model, fingerprint_gap
 from steindiff.reference import STEPS, GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
 from steindiff.search import Mismatch, Search, Trial, Trials, resampled
@@ -49,9 +49,18 @@ BETTER = 0.97
 """A calibration's mismatch must be below this share of the plain solver's to be kept."""
 
 
-def judging(place: int) -> bool:
-    """Whether the sample at this place judges."""
-    return place % JUDGES == JUDGES - 1
+def judges(conditions: Sequence[Hashable]) -> frozenset[int]:
+    """The places of the samples that judge: every third, so that every condition is on both sides.
+
+    Where conditions are dealt out in threes that leaves some out; then it is every third sample of each.
+    """
+    places: dict[Hashable, list[int]] = {}
+    for place, condition in enumerate(conditions):
+        places.setdefault(condition, []).append(place)
+    third = frozenset(range(JUDGES - 1, len(conditions), JUDGES))
+    if all(0 < len(third.intersection(own)) < len(own) for own in places.values() if len(own) >= JUDGES):
+        return third
+    return frozenset(place for own in places.values() for place in own[JUDGES - 1 :: JUDGES])
 
 
 class Progress(NamedTuple):
@@ -151,7 +160,7 @@ def calibrate(
     r"""Calibrate a solver at a budget. Only forward passes are made, in batches of the size of sampling.
 
     The model is sampled with many small steps. Coarse runs of the same seeds are fitted to it, step by step
-    in closed form, and where they step and what the network is told is searched. On seeds that were not fitted the
+    in closed form, and where they step and what the network is told is searched. On seeds no weight was fitted to the
     result must end nearer to the fine trajectory than the plain solver on any of the usual grids; else that is kept.
 
     Args:
@@ -160,7 +169,7 @@ def calibrate(
         solver: a solver or its name.
         recipe: how; default `Recipe()`.
         reference: a fine trajectory made before, to be shared by several calibrations; its seeds are used.
-        batch: samples in one network call, at most.
+        batch: samples in one network call, at most; a reference has its own.
         callback: told the progress; False stops the search and keeps the best so far (before it: raises `Cancelled`).
             So does Ctrl-C during the search.
     """
@@ -178,7 +187,10 @@ def calibrate_budgets(
     batch: int = 64,
     callback: Callable[[Progress], bool | None] | None = None,
 ) -> dict[int, Calibration]:
-    """Calibrate several budgets as `calibrate` does one, on one fine trajectory, each search begun near the last."""
+    """Calibrate several budgets as `calibrate` does one, on one fine trajectory, each search begun near the last.
+
+    Stopped, it returns those it has.
+    """
     recipe = recipe or Recipe()
     solver = SOLVERS.resolve("solver", solver)
     nfes = sorted(set(nfes))
@@ -189,6 +201,11 @@ def calibrate_budgets(
     to_zero = recipe.to_zero if reference is None else reference.to_zero
     for nfe in nfes:  # before anything is spent
         levels_for(solver, LogSNR(to_zero=to_zero), model.schedule.finite_start(), nfe)
+    known = model.fingerprint  # a network that cannot answer says so now
+    if reference is not None and fingerprint_gap(reference.model.fingerprint, known) > SAME_MODEL:
+        raise ValueError(
+            f"reference must be of the model {model.name}, got one of {reference.model.name}; make it anew"
+        )
 
     def step(info: StepInfo) -> bool | None:
         return None if callback is None else callback(Progress("reference", info.i + 1, info.steps))
@@ -206,7 +223,15 @@ def calibrate_budgets(
     made: dict[int, Calibration] = {}
     for nfe in nfes:
         near = made[max(made)].levels if made else None
-        made[nfe] = Budget(reference, solver, nfe, recipe, callback).calibrate(near)
+        try:
+            made[nfe] = Budget(reference, solver, nfe, recipe, callback).calibrate(near)
+        except (Cancelled, KeyboardInterrupt):
+            if not made:
+                raise
+            logger.warning("stopped: keeping the calibrations of %s evaluations", ", ".join(map(str, made)))
+            break
+        if made[nfe].provenance["stopped"]:
+            break
     return made
 
 
@@ -264,18 +289,21 @@ class Budget:
         device = reference.model.device
         objective = Mismatch(reference.basis, reference.samples.to(device), reference.groups(), self.power)
         judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
-        fitted = (lambda place: not judging(place)) if judged_apart else None
+        apart = judges([reference.model.condition_of(seed) for seed in reference.seeds]) if judged_apart else None
+        fitted = None if apart is None else lambda place: place not in apart
         stopped = False
-        plain = Trials(reference, self.solver, Plain(), objective, self.told)
+        denoiser = reference.denoiser()
+        plain = Trials(reference, denoiser, self.solver, Plain(), objective, self.told)
         starts = self.starting_points(near)
-        trials = Trials(reference, self.solver, recipe.fit(reference, starts[0].steps, fitted), objective, self.told)
-        calls = plain.denoiser.calls + trials.denoiser.calls
+        trials = replace(plain, correction=recipe.fit(reference, starts[0].steps, fitted))
+        calls = denoiser.calls
         self.total = len(starts) + len(recipe.rivals)
         self.total += recipe.search.trials(self.solver, starts[0]) if recipe.search else 0
         found: dict[str, Found] = {}
         try:
             for grid in recipe.rivals:
-                found[f"plain, {type(grid).__name__}"] = Found(plain(self.levels(grid)).ended(), False)
+                name = f"plain, {type(grid).__name__}"
+                found[f"plain, {grid!r}" if name in found else name] = Found(plain(self.levels(grid)).ended(), False)
             unsearched = trials(starts[0])
             found["unsearched"] = Found(unsearched.ended(), True)
             if recipe.search is not None:
@@ -286,12 +314,12 @@ class Budget:
                 raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
             stopped = True
             logger.warning("stopped: keeping the best of %d trials", self.done)
-        name, judged = self.judge(found, judging if judged_apart else lambda place: True)
+        name, judged = self.judge(found, apart.__contains__ if apart is not None else lambda place: True)
         kept = found[name]
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
-            steps = tuple(map(step_weights, self.refit(kept.trial.levels, trials.denoiser)))
-        spent = plain.denoiser.calls + trials.denoiser.calls - calls
+            steps = tuple(map(step_weights, self.refit(kept.trial.levels, denoiser)))
+        spent = denoiser.calls - calls
         return Calibration(
             solver=self.solver,
             levels=kept.trial.levels,
@@ -304,7 +332,7 @@ class Budget:
                 "seeds": [reference.seeds[0], len(reference.seeds)],
                 "reference_steps": reference.trajectory.levels.steps,
                 "kept": name,
-                "mismatch": {name: float(f"{mismatch:.4g}") for name, mismatch in judged.items()},
+                "mismatch": {name: float(f"{j:.4g}") if math.isfinite(j) else None for name, j in judged.items()},
                 "fit": repr(recipe.fit),
                 "search": repr(recipe.search),
                 "trials": self.done,

@@ -17,7 +17,7 @@ from steindiff.model import SAME_MODEL, Model, fingerprint_gap
 from steindiff.sampler import Sampler
 from steindiff.solvers.base import Solver
 
-DEFAULTS: Mapping[str, Any] = {"guidance": 1.0}
+DEFAULTS: Mapping[str, Any] = {"guidance": 1.0, "guidance_rescale": 0.0, "threshold": None}
 """Conditions that hold where nothing is said of them."""
 
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -50,6 +51,8 @@ LIPSCHITZ_EFFORT = 4 * POWER_ITERATIONS
 """Roughly how many evaluations' time one of them takes."""
 OTHER_SEEDS = 2**31
 """Distance between the compared seeds and those of the model's other many-step samples."""
+NEAR_SEEDS = 1_000
+"""So many seeds from there on are looked at for one of the same condition."""
 
 
 class Features(Protocol):
@@ -205,9 +208,19 @@ def run(model: Model, sampler: Sampler, seeds: Sequence[int], effort: float, opt
     )
 
 
-def other(seeds: Sequence[int]) -> list[int]:
-    """As many other seeds, none of which is compared."""
-    return [seed + OTHER_SEEDS for seed in seeds]
+def other(model: Model, seeds: Sequence[int]) -> list[int]:
+    """As many other seeds of the same conditions, none of which is compared.
+
+    Where no near one has a seed's condition, because each has its own, any serves.
+    """
+    found: dict[int, None] = {}
+    for seed in seeds:
+        first = seed + OTHER_SEEDS
+        wanted = model.condition_of(seed)
+        free = (k for k in range(first, first + NEAR_SEEDS) if k not in found)
+        same = (k for k in free if model.condition_of(k) == wanted)
+        found[next(same, None) or next(k for k in count(first) if k not in found)] = None
+    return list(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,7 +362,7 @@ def compare(
     next(Sampler(REFERENCE_SOLVER, warm).batches(model, seeds, options.batch))
 
     runs = {(name, nfe): run(model, sampler, seeds, efforts[name], options) for (name, nfe), sampler in kept.items()}
-    others = run(model, fine, other(seeds), 1.0, options).images
+    others = run(model, fine, other(model, seeds), 1.0, options).images
     probed = seeds[: options.lipschitz_seeds]
     constants = {key: lipschitz(model, kept[key].solver, levels[key], probed, told) for key in watched}
     limit = runs[REFERENCE, fine_nfe].images

@@ -128,7 +128,7 @@ class Model:
         middle = self.schedule.level(0.5 * (self.schedule.t_min + self.schedule.t_max))
         # Where the schedule's middle is almost pure noise, D says little: take σ/α = 1/2 instead, typical of detail.
         level = self.schedule.at(math.log(2.0)) if middle.ratio > 0.5 else middle
-        x = noise([0], self.shape, Level(0.0, 1.0, math.hypot(0.5 * level.alpha, level.sigma)))
+        x = noise([0], self.shape, Level(0.0, 1.0, math.hypot(0.5 * level.alpha, level.sigma)), self.dtype)
         with torch.no_grad():
             d = self.denoiser_for([0])(x.to(self.device), level).double().cpu().flatten()
         directions = torch.randn(8, len(d), generator=torch.Generator().manual_seed(8), dtype=torch.float64)

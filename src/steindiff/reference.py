@@ -13,6 +13,7 @@ from steindiff._checks import at_least
 from steindiff._distributed import all_reduce_sum, mean, rank
 from steindiff.bases import Basis, natural_basis
 from steindiff.corrections.alignment import Groups
+from steindiff.denoisers.base import Denoiser
 from steindiff.grids.rules import LogSNR
 from steindiff.grids.stein import Stein
 from steindiff.levels import Level, Levels
@@ -97,6 +98,10 @@ class ReferenceRun:
     trajectory: Trajectory
     batch: int
     network_calls: int
+
+    def denoiser(self) -> Denoiser:
+        """The model's denoiser of the local seeds."""
+        return self.model.denoiser_for(self.local_seeds, self.batch)
 
     @property
     def samples(self) -> Tensor:
@@ -193,6 +198,7 @@ def reference_run(
     """
     at_least("steps", steps, 2)
     check_seeds(seeds)
+    seeds = tuple(map(int, seeds))
     levels = LogSNR(to_zero=to_zero)(model.schedule.finite_start(), steps)
     levels = Levels(levels.levels, model.schedule)
     batches = in_batches(seeds, batch)
@@ -208,7 +214,8 @@ def reference_run(
     calls = denoiser.calls
     x = model.noise(own, levels[0])
     # Many steps of many samples: kept in main memory, whatever the device has, thinned where they are large.
-    bytes_needed = 2 * steps * x.numel() * x.element_size()
+    # By all seeds, not this process's: how many processes there are must not be seen.
+    bytes_needed = 2 * steps * len(seeds) * x[0].numel() * x.element_size()
     kept = torch.float16 if bytes_needed > LARGE and x.dtype == torch.float32 else x.dtype
     states, denoised = [x.to("cpu", kept)], []
 
@@ -221,4 +228,4 @@ def reference_run(
     sample(denoiser, x, levels, DPMSolverMultistep(3), callback=watch)
     cost = int(all_reduce_sum(torch.tensor(denoiser.calls - calls)))
     trajectory = Trajectory(levels, tuple(states), tuple(denoised))
-    return ReferenceRun(model, basis or natural_basis(model.shape), tuple(seeds), own, trajectory, batch, cost)
+    return ReferenceRun(model, basis or natural_basis(model.shape), seeds, own, trajectory, batch, cost)

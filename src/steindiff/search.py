@@ -156,18 +156,17 @@ class Trial:
 
 @dataclass
 class Trials:
-    """Coarse runs of a reference's seeds."""
+    """Coarse runs of a reference's seeds, whose denoiser is `reference.denoiser()`."""
 
     reference: ReferenceRun
+    denoiser: Denoiser
     solver: Solver
     correction: Correction
     objective: Mismatch
     told: Callable[[float], None] = lambda mismatch: None
 
     def __post_init__(self) -> None:
-        model, seeds = self.reference.model, self.reference.local_seeds
-        self.denoiser = model.denoiser_for(seeds, self.reference.batch)
-        self.unit = model.noise(seeds, Level(0.0, 1.0, 1.0)).cpu()
+        self.unit = self.reference.model.noise(self.reference.local_seeds, Level(0.0, 1.0, 1.0)).cpu()
 
     @torch.no_grad()
     def __call__(self, levels: Levels, like: Trial | None = None) -> Trial:
@@ -244,20 +243,24 @@ class Search:
 
     def trials(self, solver: Solver, levels: Levels) -> int:
         """How many trials a search may take, at most."""
-        return self.iterations_of(levels.steps) * (len(self.coordinates(solver, levels)) + 3)
+        coordinates = len(self.coordinates(solver, levels))
+        return self.iterations_of(levels.steps) * (coordinates + 3) if coordinates else 0
 
     def from_nearest(self, trials: Trials, first: Trial, others: Sequence[Levels]) -> Iterator[tuple[int, Trial]]:
         """Improve the nearest of some starting points, and the next, and so on, as long as that leads nowhere.
 
-        Where rare samples decide the slopes, no step from a start may lower J. Yields the nearest start and every trial
+        Where rare samples decide the slopes, no step from a start may lower J. Yields the first start and every trial
         better than all before, with the place of its start in their order.
         """
         nearest, known = first, {first.levels: first.mismatch}
+        yield 0, nearest
         for trial in map(trials, others):
             known[trial.levels] = trial.mismatch
             if trial.mismatch < nearest.mismatch:
                 nearest = trial
-        yield 0, nearest
+                yield 0, nearest
+        if not self.trials(trials.solver, nearest.levels):
+            return
         least = nearest.mismatch
         for place, levels in enumerate(sorted(known, key=known.__getitem__)):
             # Later ones are run anew: to keep all of them till then would fill main memory.
@@ -272,15 +275,15 @@ class Search:
         """Improve a trial; yields every better one."""
         damping = 0.1
         for _ in range(self.iterations_of(best.levels.steps)):
-            coordinates = self.coordinates(trials.solver, best.levels)
-            slopes = []
-            for c in coordinates:
-                width = LEVEL_STEP if c.level else TOLD_STEP
-                moved = move(best.levels, {c: width})
-                if moved == best.levels:  # at a bound: try the other side
-                    width = -width
-                    moved = move(best.levels, {c: width})
-                slopes.append(trials(moved, best).residuals.slope(best.residuals, width))
+            coordinates, slopes = [], []
+            for c in self.coordinates(trials.solver, best.levels):
+                moved, width = nudged(best.levels, c)
+                tried = trials(moved, best)
+                if math.isfinite(tried.mismatch):  # a run that overflows says nothing of the slope
+                    coordinates.append(c)
+                    slopes.append(tried.residuals.slope(best.residuals, width))
+            if not coordinates:
+                return
             normal = products([*slopes, best.residuals])
             normal, gradient = normal[:-1, :-1], normal[:-1, -1]
             found = None
@@ -305,6 +308,20 @@ class Search:
                 return
 
 
+def nudged(levels: Levels, c: Coordinate) -> tuple[Levels, float]:
+    """Levels with a coordinate moved for a finite difference, and by how much; the other way where a bound is near."""
+    width = LEVEL_STEP if c.level else TOLD_STEP
+    for step in (width, -width):
+        moved = move(levels, {c: step})
+        before, after = levels[c.i], moved[c.i]
+        if before == after:
+            continue
+        went = math.log(after.ratio / before.ratio) if c.level else math.log(after.told / before.told)
+        if math.isclose(went, step, rel_tol=1e-6):
+            return moved, step
+    return moved, -width if before == after else went
+
+
 def move(levels: Levels, steps: dict[Coordinate, float]) -> Levels:
     """Levels and tellings moved by amounts in log(σ/α) and log c, kept in order and in the schedule's range."""
     schedule = levels.schedule
@@ -321,9 +338,13 @@ def move(levels: Levels, steps: dict[Coordinate, float]) -> Levels:
             moved = min(moved, places[-1] - LEAST_GAP)
         lowest = floor + LEAST_GAP * (levels.steps - 1 - i)
         places.append(max(min(moved, max(ceiling, place)), min(lowest, place)))
+    lowest_told = math.log(schedule.ratio_min)
     for i, level in enumerate(levels):
         asked = math.log(level.told) + steps.get(Coordinate(i, False), 0.0)
-        told.append(math.exp(max(TELLING[0], min(TELLING[1], asked))))
+        asked = max(TELLING[0], min(TELLING[1], asked))
+        if i < len(places):  # a network knows the schedule's times, and no others
+            asked = max(min(asked, max(ceiling - places[i], 0.0)), min(lowest_told - places[i], 0.0))
+        told.append(math.exp(asked))
     new = [untold(level, schedule) for level in levels]
     for i, place in enumerate(places):
         if not (math.isinf(new[i].ratio) or math.isclose(place, math.log(new[i].ratio), abs_tol=1e-12)):
@@ -342,9 +363,13 @@ def resampled(levels: Levels, steps: int) -> Levels:
     stop = end.ratio if end.sigma > 0.0 else schedule.ratio_min
     start = min(levels[0].ratio, schedule.finite_start().ratio_max)
     curve = [math.log(start), *(math.log(level.ratio) for level in levels[1:-1]), math.log(stop)]
-    places = []
+    floor = curve[-1] + (LEAST_GAP if end.sigma > 0.0 else 0.0)
+    places: list[float] = []
     for k in range(steps):
         at = k * (len(curve) - 1) / steps
         i = min(int(at), len(curve) - 2)
-        places.append(curve[i] + (at - i) * (curve[i + 1] - curve[i]))
+        place = curve[i] + (at - i) * (curve[i + 1] - curve[i])
+        # Where the curve is flat, as before σ = 0 on a schedule's own grid, levels would coincide.
+        place = min(place, places[-1] - LEAST_GAP) if places else place
+        places.append(max(place, floor + LEAST_GAP * (steps - 1 - k)))
     return move(Levels((*(schedule.at(-place) for place in places), untold(end, schedule)), schedule), {})

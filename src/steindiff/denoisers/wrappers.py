@@ -121,6 +121,10 @@ class StaticThreshold(Wrapper):
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         return self.denoiser(x, level).clamp(-self.bound, self.bound)
 
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return {**self.denoiser.conditions, "threshold": f"{self.bound:g}"}
+
 
 class DynamicThreshold(Wrapper):
     r"""D ← clip(D, −s, s)/s with s the `quantile` of |D| within each sample, kept in [1, `maximum`].
@@ -143,3 +147,7 @@ class DynamicThreshold(Wrapper):
         s = ordered[:, low - 1].lerp(ordered[:, high - 1], rank - low).clamp(1.0, self.maximum)
         s = s.reshape(-1, *[1] * (d.ndim - 1))
         return d.clamp(-s, s) / s
+
+    @property
+    def conditions(self) -> Mapping[str, Any]:
+        return {**self.denoiser.conditions, "threshold": f"quantile {self.quantile:g}, at most {self.maximum:g}"}

@@ -165,7 +165,7 @@ class Evaluation:
             yardstick = by_random_features(model, found.channels)
         options = CompareOptions(batch=self.batch, pictures=found.pictures)
         fine = many_steps(options.reference_nfe)
-        limit, others = (run(model, fine, part, 1.0, options).images for part in (seeds, other(seeds)))
+        limit, others = (run(model, fine, part, 1.0, options).images for part in (seeds, other(model, seeds)))
         images = images[:, : limit.shape[1]]  # folders and archives are read as colour
         if images.shape != limit.shape:
             raise NotMeasured(f"images are {tuple(images.shape[1:])}, {name} makes {tuple(limit.shape[1:])}")

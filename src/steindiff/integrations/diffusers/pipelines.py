@@ -40,7 +40,7 @@ from steindiff.integrations.diffusers.capture import capture, chunks, deviation,
 from steindiff.integrations.diffusers.families import ArctanFamily, EDMFamily, FlowMatching, converted, family_of
 from steindiff.integrations.diffusers.networks import Guidance, answer, check_identity, identify
 from steindiff.integrations.diffusers.schedulers import Corrected, flow_settings
-from steindiff.loop import StepInfo
+from steindiff.loop import Cancelled, StepInfo
 from steindiff.model import Model
 from steindiff.reference import reference_run
 from steindiff.report import Entry, Report, of_images
@@ -217,7 +217,8 @@ def calibrate(
     search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
     recipe = replace(recipe, to_zero=True, search=search)  # the host's runs end at σ = 0
     announce(model, recipe, budgets, batch)
-    made, fine = [], recipe.reference_steps(budgets)
+    made: list[Calibration] = []
+    fine = recipe.reference_steps(budgets)
     with shown(progress, fine + sum(work(recipe, n) + n * n / 2 for n in budgets)) as stage:
         traced = stage(fine)
 
@@ -229,7 +230,14 @@ def calibrate(
             steps = levels_for(solver, LogSNR(to_zero=True), model.schedule.finite_start(), n).steps
             rivals = recipe.rivals and (*recipe.rivals, *own_grid(pipe, steps, call))
             planned, told = replace(recipe, rivals=rivals), stage(work(recipe, n))
-            found = calibrate_solver(model, n, solver, recipe=planned, reference=reference, batch=batch, callback=told)
+            try:
+                found = calibrate_solver(
+                    model, n, solver, recipe=planned, reference=reference, batch=batch, callback=told
+                )
+            except Cancelled:
+                if not made:
+                    raise
+                break  # those before are whole
             if found.provenance["stopped"]:
                 made.append(found)
                 break
