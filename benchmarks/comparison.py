@@ -41,7 +41,7 @@ from recording import Records, machine, options, real_images
 from rivals.analytical_first_step import AnalyticalFirstStep
 from rivals.dpm_v3 import DPMSolverV3, ModelStatistics, measure
 from rivals.epsilon_scaling import EpsilonScaling
-from rivals.gits import GITS
+from rivals.gits import GITS, with_free_level
 from rivals.iia import IIA
 from rivals.learned import LearnedSolver, Training
 from rivals.restart import Restart
@@ -86,7 +86,7 @@ LATE = 15
 """From so many calls on."""
 IMAGES = {"strong": "cifar10"}
 """What models were trained on, where it is not what they are called."""
-SCALES = (0.98, 0.99, 0.995, 1.0, 1.005, 1.01, 1.02, 1.04)
+SCALES = (0.99, 0.995, 0.998, 1.0, 1.001, 1.002, 1.003, 1.004, 1.005, 1.006, 1.008, 1.01, 1.015, 1.02, 1.04)
 """λ that epsilon scaling may take."""
 MOST_NEAREST = 10_000
 """Precision and recall look at this many samples at most."""
@@ -176,6 +176,11 @@ def by_function(function: Callable[[Denoiser, Model, Sequence[int]], Tensor]) ->
 def wrapped(run: Run, wrap: Callable[[Denoiser], Denoiser]) -> Run:
     """Run on the same model with its denoiser wrapped."""
     return lambda model, seeds: run(replace(model, denoiser=lambda part: wrap(model.denoiser_for(part))), seeds)
+
+
+def analytically_begun(solver: Solver, levels: Levels) -> Run:
+    """Run over levels, the first of which a formula answers for."""
+    return wrapped(by_sampler(Sampler(solver, levels)), lambda denoiser: AnalyticalFirstStep(denoiser, levels[0]))
 
 
 @dataclass
@@ -429,8 +434,27 @@ class Bench:
         """One step more, whose evaluation is a formula: as many calls of the network."""
         found, cost = self.gits_grid() if grid == "gits" else (grid, Cost())
         levels = self.levels(solver, found, nfe + 1)
-        run = wrapped(by_sampler(Sampler(solver, levels)), lambda denoiser: AnalyticalFirstStep(denoiser, levels[0]))
-        return Prepared(run, cost, {"grid": grid, "sigmas": sigmas(levels)})
+        return Prepared(analytically_begun(solver, levels), cost, {"grid": grid, "sigmas": sigmas(levels)})
+
+    def gits_afs(self, solver: Solver, nfe: int) -> Prepared:
+        """GITS with a free level after its first, as its authors place it: where runs end nearest to the fine ones.
+
+        Any level of the fine trajectory between the first two may be it; a run answers the first by a formula.
+        """
+        grid, cost = self.gits_grid()
+        reference, _ = self.fine(min(256, self.seeds), 60)
+        levels = self.levels(solver, grid, nfe)
+
+        def work(model: Model) -> Levels:
+            def error(tried: Levels) -> float:
+                run = analytically_begun(solver, tried)
+                x = torch.cat([run(model, part).x for part in in_batches(reference.seeds, min(self.batch, 256))])
+                return float((x - reference.samples.to(x)).flatten(1).norm(dim=1).double().mean())
+
+            return min(with_free_level(levels, reference.trajectory.levels), key=error)
+
+        found, more = self.prepare(work)
+        return Prepared(analytically_begun(solver, found), cost + more, {"grid": "gits", "sigmas": sigmas(found)})
 
     def iia(self, solver: Solver, nfe: int, grid: str) -> Prepared:
         levels = self.levels(solver, grid, nfe)
@@ -659,7 +683,8 @@ METHODS: dict[str, Method] = {
     "logsnr": Method("plain, log-SNR grid", partial(Bench.on_grid, grid="logsnr")),
     "gits": Method("GITS", Bench.gits, seeds=256, teacher_nfe=60),
     "afs": Method("EDM grid + AFS", partial(Bench.afs, grid="edm")),
-    "gits-afs": Method("GITS + AFS", partial(Bench.afs, grid="gits"), seeds=256, teacher_nfe=60),
+    "gits-afs": Method("GITS + AFS", Bench.gits_afs, seeds=256, teacher_nfe=60),
+    "gits-longer-afs": Method("GITS, one step more, + AFS", partial(Bench.afs, grid="gits"), seeds=256, teacher_nfe=60),
     "iia-edm": Method("IIA, EDM grid", partial(Bench.iia, grid="edm"), seeds=256, teacher_nfe=8),
     "iia-logsnr": Method("IIA, log-SNR grid", partial(Bench.iia, grid="logsnr"), seeds=256, teacher_nfe=8),
     "epsilon-scaling": Method("epsilon scaling", partial(Bench.epsilon_scaling, grid="edm"), seeds=256, teacher_nfe=24),
@@ -714,9 +739,10 @@ PLAN: dict[str, tuple[str, ...]] = {
     "gits": ("ipndm-4", "ipndm-3", "dpmpp-2m"),
     "afs": ("ipndm-4",),
     "gits-afs": ("ipndm-4",),
+    "gits-longer-afs": ("ipndm-4",),
     "iia-edm": ("ipndm-4", "dpmpp-2m"),
-    "iia-logsnr": ("dpmpp-2m",),
-    "epsilon-scaling": ("ipndm-4",),
+    "iia-logsnr": ("ipndm-4", "dpmpp-2m"),
+    "epsilon-scaling": ("ipndm-4", "ddim"),
     "dpm-v3": ("unipc-bh1-3",),
     "dpm-v3-pseudo": ("unipc-bh1-3",),
     "learned": ("ipndm-4",),

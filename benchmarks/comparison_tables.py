@@ -29,6 +29,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "AFS": ("afs",),
     "IIA, better grid": ("iia-edm", "iia-logsnr"),
     "GITS": ("gits",),
+    "GITS, one step more, + AFS": ("gits-longer-afs",),
     "GITS + AFS": ("gits-afs",),
     "DPM-Solver-v3, better order": ("dpm-v3", "dpm-v3-pseudo"),
     "learned (training)": ("learned",),

@@ -17,9 +17,12 @@ import comparison_tables
 from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
 from networks.mixture import Mixture
 from recording import Records
+from rivals.gits import with_free_level
+from steindiff.levels import Levels
 from steindiff.metrics import Moments
 from steindiff.model import Model
 from steindiff.schedules import EDM
+from steindiff.solvers import SOLVERS
 from stepping import digits
 
 SAMPLES = 24
@@ -123,9 +126,29 @@ def test_the_row_of_many_steps_is_named_after_the_teacher():
     assert list(cells(["teacher"], [], [], ("unipc-bh1-3", "logsnr", 12))) == [Cell("unipc-bh1-3", "teacher", 12)]
 
 
+def test_the_free_level_of_gits_lies_after_its_first_and_ends_nearest(bench: Bench):
+    solver = SOLVERS["ipndm-4"]
+    plain, free, longer = (
+        METHODS[name].prepare(bench, solver, 3).chosen["sigmas"] for name in ("gits", "gits-afs", "gits-longer-afs")
+    )
+    assert free[:1] + free[2:] == plain
+    assert plain[1] < free[1] < plain[0]
+    assert len(longer) == len(free)
+    fine, _ = bench.fine(min(256, bench.seeds), 60)
+    levels = bench.levels(solver, bench.gits_grid()[0], 3)
+
+    def error(tried: Levels) -> float:
+        made = comparison.analytically_begun(solver, tried)(bench.plain, fine.seeds)
+        return float((made.x - fine.samples).flatten(1).norm(dim=1).mean())
+
+    every = with_free_level(levels, fine.trajectory.levels)
+    assert len(every) > 5
+    assert comparison.sigmas(min(every, key=error)) == free
+
+
 def test_restart_counts_its_extra_evaluations(bench: Bench):
     record = bench.run(Cell("heun", "restart", 17))
-    assert record["network_calls"] == 17 + 2 * 6
+    assert record["network_calls"] == 17 + 2 * 4
     plain = bench.run(Cell("heun", "edm-to-zero", 17))
     assert plain["network_calls"] == 17
     assert abs(record["spread"] - 1.0) < 0.2  # fresh noise: with the first noise again it was 1.3

@@ -105,3 +105,14 @@ class GITS(Grid):
     def times(self, schedule: Schedule, num: int) -> list[float]:
         visited = self.path(num if self.to_zero else num - 1)
         return [self.points[i] for i in visited[:num]]
+
+
+def with_free_level(levels: Levels, fine: Levels) -> list[Levels]:
+    """Levels with one more after the first, for every fine level between the first two.
+
+    The analytical first step answers at the first level, so a run over them calls the network no oftener. The authors
+    keep the one whose runs end nearest to the fine trajectory's, by the mean distance of a sample.
+    """
+    start, following = levels[0], levels[1]
+    between = [level for level in fine if following.ratio * (1 + 1e-9) < level.ratio < start.ratio * (1 - 1e-9)]
+    return [Levels((start, level, *levels[1:]), levels.schedule) for level in between]
