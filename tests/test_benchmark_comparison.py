@@ -14,14 +14,17 @@ import torch
 
 import comparison
 import comparison_tables
+import refit
 from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
 from networks.mixture import Mixture
 from recording import Records
 from rivals.gits import with_free_level
+from steindiff.calibrating import Recipe, calibrate
 from steindiff.levels import Levels
 from steindiff.metrics import Moments
 from steindiff.model import Model
 from steindiff.schedules import EDM
+from steindiff.search import Search
 from steindiff.solvers import SOLVERS
 from stepping import digits
 
@@ -144,6 +147,16 @@ def test_the_free_level_of_gits_lies_after_its_first_and_ends_nearest(bench: Ben
     every = with_free_level(levels, fine.trajectory.levels)
     assert len(every) > 5
     assert comparison.sigmas(min(every, key=error)) == free
+
+
+def test_what_a_search_found_is_fitted_again_from_its_record(bench: Bench):
+    recipe = Recipe(seeds=range(10**6, 10**6 + 24), search=Search(iterations=1), rivals=())
+    found = calibrate(bench.plain, 4, recipe=recipe)
+    chosen = {"sigmas": [level.ratio for level in found.levels], "told": [level.told for level in found.levels[:-1]]}
+    again = refit.refitted(bench.plain, {"solver": "dpmpp-2m", "nfe": 4, "chosen": chosen}, recipe, 64)
+    for known, new in zip(found.steps, again.steps, strict=True):
+        np.testing.assert_allclose(new.rho, known.rho, rtol=1e-4)
+    again.check(bench.plain)
 
 
 def test_restart_counts_its_extra_evaluations(bench: Bench):
