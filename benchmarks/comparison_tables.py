@@ -150,6 +150,17 @@ def others(records: Sequence[Record], nfe: int = 5) -> str:
     return rows(["method", "solver", *(OTHER_MEASURES[name][0] for name in measures)], body)
 
 
+def free_step(records: Sequence[Record]) -> str:
+    """GITS with its free step beside calibrated 2M, all measures."""
+    titles = {"gits-afs": "GITS + AFS, iPNDM-4", "from-file": "**calibrated**, 2M"}
+    measures = [name for name in OTHER_MEASURES if all(r.get(name) is not None for r in records)]
+    body = [
+        [str(r["network_calls"]), titles[r["method"]], *(OTHER_MEASURES[name][1](r[name]) for name in measures)]
+        for r in sorted(records, key=lambda r: (r["network_calls"], r["method"] == "from-file"))
+    ]
+    return rows(["calls", "method", *(OTHER_MEASURES[name][0] for name in measures)], body)
+
+
 def costs(records: Sequence[Record], nfe: int = 5) -> str:
     """What every method needs before it can sample, and what a sample costs."""
     body = []
@@ -245,6 +256,8 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
     if other.exists():
         records = json.loads(other.read_text(encoding="utf-8"))
         made |= {"fields": fields(records), "bands": bands(records)}
+    if (few := path.with_name("free_step.json")).exists():
+        made["free-step"] = free_step(json.loads(few.read_text(encoding="utf-8")))
     return made
 
 
