@@ -564,7 +564,7 @@ class Bench:
             # The first run is for cuDNN, which tries kernels in memory of their own.
             _, sampling = self.prepare(lambda model: plain(model, recipe.seeds[:batch]), model=self.forward)
         made, cost = self.prepare(work, model=self.forward)
-        if self.calibrations is not None and not (nth or one_band or changes):
+        if self.calibrations is not None and seeds == 256 and not (nth or one_band or changes):
             name = f"{self.model.name}-{SOLVERS.name_of(solver)}-{nfe}.json"
             replace(made, fingerprint=self.plain.fingerprint).save(self.calibrations / name)
         chosen = {

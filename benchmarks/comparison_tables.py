@@ -248,7 +248,7 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
         made[f"comparison-{model}-fid"] = (
             by_budget(here, "fid") if teacher(here)["fid"] is not None else "Not measured."
         )
-        if any(record["method"] == "calibrated-64" for record in here):
+        if any(record["nfe"] > max(BUDGETS) and record["method"] == "calibrated-64" for record in here):
             made[f"comparison-{model}-late"] = late(here)
         made[f"comparison-{model}-others"] = others(here)
         made[f"comparison-{model}-costs"] = costs(here)
