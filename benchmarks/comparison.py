@@ -72,6 +72,8 @@ from steindiff.stein import ByEnergy, SteinDensity
 T = TypeVar("T")
 
 BUDGETS = (3, 4, 5, 6, 8, 10)
+SEEDS = 256
+"""How many seeds most methods prepare with, and the calibrations that are kept in files."""
 PREPARATION_SEED = 10**6
 """First of the seeds methods may prepare with."""
 OTHER_SEED = 2**31
@@ -544,7 +546,7 @@ class Bench:
         return Prepared(by_function(run), cost + more + most, chosen)
 
     def calibrated(
-        self, solver: Solver, nfe: int, seeds: int = 256, nth: int = 0, one_band: bool = False, **changes: Any
+        self, solver: Solver, nfe: int, seeds: int = SEEDS, nth: int = 0, one_band: bool = False, **changes: Any
     ) -> Prepared:
         """Ours: forward passes only, so the network of half precision serves; `nth` takes other seeds."""
         count = min(seeds, self.seeds)
@@ -564,7 +566,7 @@ class Bench:
             # The first run is for cuDNN, which tries kernels in memory of their own.
             _, sampling = self.prepare(lambda model: plain(model, recipe.seeds[:batch]), model=self.forward)
         made, cost = self.prepare(work, model=self.forward)
-        if self.calibrations is not None and seeds == 256 and not (nth or one_band or changes):
+        if self.calibrations is not None and seeds == SEEDS and not (nth or one_band or changes):
             name = f"{self.model.name}-{SOLVERS.name_of(solver)}-{nfe}.json"
             replace(made, fingerprint=self.plain.fingerprint).save(self.calibrations / name)
         chosen = {
@@ -730,7 +732,7 @@ METHODS |= {
 }
 
 PLAN: dict[str, tuple[str, ...]] = {
-    "calibrated": ("dpmpp-2m",),
+    "calibrated": ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun"),
     "from-file": ("dpmpp-2m",),
     "transferred": ("dpmpp-2m",),
     "calibrated-64": ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun"),
@@ -788,7 +790,7 @@ def main() -> None:
             *(name for name in PLAN if name not in (*ABLATIONS, *REPEATED, "from-file", "transferred")),
         ],
     )
-    parser.add_argument("--calibrations", type=Path, help="folder to keep calibrations of the default recipe in")
+    parser.add_argument("--calibrations", type=Path, help="folder to keep what the method `calibrated` makes in")
     parser.add_argument("--shared", action="store_true", help="other work runs on the device: times do not count")
     parser.add_argument("--choices", action="store_true", help="judge by the seeds defaults are chosen by")
     parser.add_argument(
@@ -804,7 +806,7 @@ def main() -> None:
     parser.add_argument("--half", action="store_true", help="on a CPU too, sample in half precision")
     parser.add_argument("--solvers", nargs="+", default=[], help="only these; default: all of the plan")
     parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
-    parser.add_argument("--seeds", type=int, default=256, help="seeds a method may prepare with")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds a method may prepare with")
     parser.add_argument("--iterations", type=int, default=400, help="of methods that train")
     parser.add_argument("--compile", action="store_true", help="compile the network: three times as fast, 30 s to wait")
     parser.add_argument("--quick", action="store_true", help="judge by random features alone")

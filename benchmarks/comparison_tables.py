@@ -151,12 +151,16 @@ def others(records: Sequence[Record], nfe: int = 5) -> str:
 
 
 def free_step(records: Sequence[Record]) -> str:
-    """GITS with its free step beside calibrated 2M, all measures."""
-    titles = {"gits-afs": "GITS + AFS, iPNDM-4", "from-file": "**calibrated**, 2M"}
+    """GITS with its free step beside calibrated runs, all measures."""
+    titles = {"gits-afs": "GITS + AFS", "from-file": "**calibrated**", "calibrated-64": "**calibrated, 64 seeds**"}
     measures = [name for name in OTHER_MEASURES if all(r.get(name) is not None for r in records)]
     body = [
-        [str(r["network_calls"]), titles[r["method"]], *(OTHER_MEASURES[name][1](r[name]) for name in measures)]
-        for r in sorted(records, key=lambda r: (r["network_calls"], r["method"] == "from-file"))
+        [
+            str(r["network_calls"]),
+            f"{titles[r['method']]}, {TITLES[r['solver']]}",
+            *(OTHER_MEASURES[name][1](r[name]) for name in measures),
+        ]
+        for r in sorted(records, key=lambda r: (r["network_calls"], list(titles).index(r["method"])))
     ]
     return rows(["calls", "method", *(OTHER_MEASURES[name][0] for name in measures)], body)
 

@@ -159,6 +159,17 @@ def test_what_a_search_found_is_fitted_again_from_its_record(bench: Bench):
     again.check(bench.plain)
 
 
+def test_calibrations_are_kept_of_one_method_alone(bench: Bench, tmp_path):
+    """Those from fewer seeds would stand under the same name."""
+    keeping = replace(bench, calibrations=tmp_path, seeds=72, kept={})
+    keeping.run(Cell("ddim", "calibrated", 3))
+    (kept,) = tmp_path.iterdir()
+    before = kept.read_bytes()
+    for other in ("calibrated-64", "no search"):
+        keeping.run(Cell("ddim", other, 3))
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
 def test_restart_counts_its_extra_evaluations(bench: Bench):
     record = bench.run(Cell("heun", "restart", 17))
     assert record["network_calls"] == 17 + 2 * 4
