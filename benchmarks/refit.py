@@ -1,6 +1,6 @@
 """Calibrations at the levels of records, their weights fitted anew: what a search found, without searching again.
 
-    python benchmarks/refit.py --model networks.strong:load --nfe 3 5 8 --folder calibrations
+    python benchmarks/refit.py --model networks.strong:load --nfe 5 8 --folder calibrations
 
 Reads the levels and tellings of the method `calibrated` in `results/comparison.json`, runs the fine trajectory of the
 default recipe's seeds and fits every step to it. `comparison.py --methods from-file --calibrations FOLDER` replays it.
@@ -15,12 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from comparison import BUDGETS, load_model
+from comparison import load_model
 from steindiff import SOLVERS
-from steindiff.calibrating import Recipe, step_weights
+from steindiff.calibrating import Budget, Recipe, step_weights
 from steindiff.calibration import Calibration
 from steindiff.levels import Levels
-from steindiff.loop import sample
 from steindiff.model import Model
 from steindiff.reference import reference_run
 
@@ -33,8 +32,7 @@ def refitted(model: Model, record: Mapping[str, Any], recipe: Recipe, batch: int
     levels = Levels(tuple(schedule.at(-math.log(ratio)) for ratio in chosen["sigmas"]), schedule).tell(chosen["told"])
     steps = recipe.reference_steps([record["nfe"]])
     reference = reference_run(model, recipe.seeds, steps=steps, batch=batch)
-    x = model.noise(reference.local_seeds, levels[0])
-    fitted = sample(reference.denoiser(), x, levels, solver, recipe.fit(reference, levels.steps)).statistics
+    fitted = Budget(reference, solver, record["nfe"], recipe).refit(levels, reference.denoiser())
     return Calibration(
         solver=solver,
         levels=levels,
@@ -50,19 +48,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--model", default="cifar10", help="of the zoo, or module:function(device, half, compiled)")
     parser.add_argument("--solver", default="dpmpp-2m")
-    parser.add_argument("--nfe", nargs="+", type=int, default=list(BUDGETS))
+    parser.add_argument("--nfe", nargs="+", type=int, help="default: every budget there is a record of")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--folder", type=Path, required=True)
     args = parser.parse_args()
     model = load_model(args.model, args.device, half=False, compiled=False)
-    args.folder.mkdir(parents=True, exist_ok=True)
     wanted = (model.name, args.solver, "calibrated")
-    for record in json.loads(RECORDS.read_text(encoding="utf-8")):
-        if (record["model"], record["solver"], record["method"]) == wanted and record["nfe"] in args.nfe:
-            path = args.folder / f"{model.name}-{args.solver}-{record['nfe']}.json"
-            refitted(model, record, Recipe(), args.batch).save(path)
-            print(path, flush=True)
+    records = json.loads(RECORDS.read_text(encoding="utf-8"))
+    found = {r["nfe"]: r for r in records if (r["model"], r["solver"], r["method"]) == wanted}
+    budgets = args.nfe or sorted(found)
+    if not found:
+        parser.error(f"{RECORDS.name} has no record of {args.solver} calibrated on {model.name}")
+    if unknown := sorted({*budgets} - {*found}):
+        parser.error(f"nfe must be of {', '.join(map(str, sorted(found)))}, which have records, got {unknown[0]}")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for nfe in budgets:
+        path = args.folder / f"{model.name}-{args.solver}-{nfe}.json"
+        refitted(model, found[nfe], Recipe(), args.batch).save(path)
+        print(path, flush=True)
 
 
 if __name__ == "__main__":

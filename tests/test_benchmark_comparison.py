@@ -159,6 +159,24 @@ def test_what_a_search_found_is_fitted_again_from_its_record(bench: Bench):
     again.check(bench.plain)
 
 
+@pytest.mark.parametrize(
+    ("name", "nfe", "said"),
+    [("strong", "3", "nfe must be of 4, 5, 8, which have records, got 3"), ("other", "5", "has no record of dpmpp-2m")],
+)
+def test_levels_without_a_record_are_refused(
+    bench: Bench, monkeypatch, capsys, tmp_path, name: str, nfe: str, said: str
+):
+    records = [{"model": "strong", "solver": "dpmpp-2m", "method": "calibrated", "nfe": nfe} for nfe in (5, 8, 4)]
+    monkeypatch.setattr(refit, "RECORDS", tmp_path / "records.json")
+    refit.RECORDS.write_text(json.dumps(records))
+    monkeypatch.setattr(refit, "load_model", lambda *spec, **how: replace(bench.plain, name=name))
+    monkeypatch.setattr("sys.argv", ["refit.py", "--nfe", nfe, "--folder", str(tmp_path / "made")])
+    with pytest.raises(SystemExit):
+        refit.main()
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()
+
+
 def test_calibrations_are_kept_of_one_method_alone(bench: Bench, tmp_path):
     """Those from fewer seeds would stand under the same name."""
     keeping = replace(bench, calibrations=tmp_path, seeds=72, kept={})
