@@ -399,6 +399,10 @@ class Bench:
     def preparation_seeds(self, count: int) -> range:
         return range(PREPARATION_SEED, PREPARATION_SEED + count)
 
+    def ends(self, run: Run, model: Model, seeds: Sequence[int]) -> Tensor:
+        """Samples of the seeds a method prepares with, in smaller batches than those that are judged."""
+        return torch.cat([run(model, part).x for part in in_batches(seeds, min(self.batch, 256))])
+
     def fine(self, seeds: int, steps: int) -> tuple[ReferenceRun, Cost]:
         """A fine trajectory."""
         return self.once(
@@ -421,7 +425,7 @@ class Bench:
         solver, grid, nfe = self.many
         return self.on_grid(SOLVERS[solver], nfe, grid)
 
-    def gits_grid(self, seeds: int = 256, steps: int = 60) -> tuple[GITS, Cost]:
+    def gits_grid(self, seeds: int = SEEDS, steps: int = 60) -> tuple[GITS, Cost]:
         count = min(seeds, self.seeds)
         reference, cost = self.fine(count, steps)
         grid, more = self.once(("gits", count), lambda model: GITS.of(reference.trajectory, device=model.device))
@@ -444,13 +448,12 @@ class Bench:
         Any level of the fine trajectory between the first two may be it; a run answers the first by a formula.
         """
         grid, cost = self.gits_grid()
-        reference, _ = self.fine(min(256, self.seeds), 60)
+        reference, _ = self.fine(min(SEEDS, self.seeds), 60)
         levels = self.levels(solver, grid, nfe)
 
         def work(model: Model) -> Levels:
             def error(tried: Levels) -> float:
-                run = analytically_begun(solver, tried)
-                x = torch.cat([run(model, part).x for part in in_batches(reference.seeds, min(self.batch, 256))])
+                x = self.ends(analytically_begun(solver, tried), model, reference.seeds)
                 return float((x - reference.samples.to(x)).flatten(1).norm(dim=1).double().mean())
 
             return min(with_free_level(levels, reference.trajectory.levels), key=error)
@@ -484,8 +487,7 @@ class Bench:
             goal = self.moments(to_uint8(reference.samples))
 
             def distance(scale: float) -> float:
-                x = torch.cat([scaled(scale)(model, part).x for part in in_batches(seeds, min(self.batch, 256))])
-                return frechet_distance(goal, self.moments(to_uint8(x)))
+                return frechet_distance(goal, self.moments(to_uint8(self.ends(scaled(scale), model, seeds))))
 
             return min(SCALES, key=distance)
 
@@ -620,7 +622,7 @@ class Bench:
             "training": method.training,
             "data": method.data,
             "preparation": {
-                "seeds": min(method.seeds, self.seeds if method.seeds <= 256 else 2 * self.seeds),
+                "seeds": min(method.seeds, self.seeds if method.seeds <= SEEDS else 2 * self.seeds),
                 "teacher_nfe": prepared.chosen.get("reference_steps", method.teacher_nfe),
                 "seconds": round(cost.seconds, 2),
                 "memory_mb": None if cost.memory_mb is None else round(cost.memory_mb),
@@ -683,22 +685,26 @@ METHODS: dict[str, Method] = {
     "edm": Method("plain, EDM grid", partial(Bench.on_grid, grid="edm")),
     "edm-to-zero": Method("plain, EDM grid to 0", partial(Bench.on_grid, grid="edm-to-zero")),
     "logsnr": Method("plain, log-SNR grid", partial(Bench.on_grid, grid="logsnr")),
-    "gits": Method("GITS", Bench.gits, seeds=256, teacher_nfe=60),
+    "gits": Method("GITS", Bench.gits, seeds=SEEDS, teacher_nfe=60),
     "afs": Method("EDM grid + AFS", partial(Bench.afs, grid="edm")),
-    "gits-afs": Method("GITS + AFS", Bench.gits_afs, seeds=256, teacher_nfe=60),
-    "gits-longer-afs": Method("GITS, one step more, + AFS", partial(Bench.afs, grid="gits"), seeds=256, teacher_nfe=60),
-    "iia-edm": Method("IIA, EDM grid", partial(Bench.iia, grid="edm"), seeds=256, teacher_nfe=8),
-    "iia-logsnr": Method("IIA, log-SNR grid", partial(Bench.iia, grid="logsnr"), seeds=256, teacher_nfe=8),
-    "epsilon-scaling": Method("epsilon scaling", partial(Bench.epsilon_scaling, grid="edm"), seeds=256, teacher_nfe=24),
+    "gits-afs": Method("GITS + AFS", Bench.gits_afs, seeds=SEEDS, teacher_nfe=60),
+    "gits-longer-afs": Method(
+        "GITS, one step more, + AFS", partial(Bench.afs, grid="gits"), seeds=SEEDS, teacher_nfe=60
+    ),
+    "iia-edm": Method("IIA, EDM grid", partial(Bench.iia, grid="edm"), seeds=SEEDS, teacher_nfe=8),
+    "iia-logsnr": Method("IIA, log-SNR grid", partial(Bench.iia, grid="logsnr"), seeds=SEEDS, teacher_nfe=8),
+    "epsilon-scaling": Method(
+        "epsilon scaling", partial(Bench.epsilon_scaling, grid="edm"), seeds=SEEDS, teacher_nfe=24
+    ),
     "dpm-v3": Method("DPM-Solver-v3", partial(Bench.dpm_v3, grid="logsnr", pseudo=False), seeds=512, teacher_nfe=120),
     "dpm-v3-pseudo": Method(
         "DPM-Solver-v3, pseudo-order", partial(Bench.dpm_v3, grid="logsnr", pseudo=True), seeds=512, teacher_nfe=120
     ),
     "learned": Method(
-        "learned weights and steps", partial(Bench.learned, grid="gits"), training=True, seeds=256, teacher_nfe=60
+        "learned weights and steps", partial(Bench.learned, grid="gits"), training=True, seeds=SEEDS, teacher_nfe=60
     ),
     "restart": Method("Restart", Bench.restart),
-    "calibrated": Method("calibrated", Bench.calibrated, seeds=256, teacher_nfe=24),
+    "calibrated": Method("calibrated", Bench.calibrated, seeds=SEEDS, teacher_nfe=24),
     "from-file": Method("calibrated, from its file", Bench.from_file),
     "transferred": Method("calibrated on the embedded model", Bench.transferred),
     "calibrated-64": Method("calibrated, 64 seeds", partial(Bench.calibrated, seeds=64), seeds=64, teacher_nfe=24),
@@ -721,7 +727,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """One change at a time from the default."""
 METHODS |= {
-    name: Method(name, partial(Bench.calibrated, **changes), seeds=256, teacher_nfe=24)
+    name: Method(name, partial(Bench.calibrated, **changes), seeds=SEEDS, teacher_nfe=24)
     for name, changes in ABLATIONS.items()
 }
 REPEATED = {f"{count} seeds, nth {nth}": (count, nth) for count in (64, 256) for nth in range(1, 6)}
@@ -731,11 +737,13 @@ METHODS |= {
     for name, (count, nth) in REPEATED.items()
 }
 
+CALIBRATED = ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun")
+"""Solvers a calibration is measured with."""
 PLAN: dict[str, tuple[str, ...]] = {
-    "calibrated": ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun"),
+    "calibrated": CALIBRATED,
     "from-file": ("dpmpp-2m",),
     "transferred": ("dpmpp-2m",),
-    "calibrated-64": ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun"),
+    "calibrated-64": CALIBRATED,
     "edm": ("ipndm-4", "ipndm-3", "dpmpp-2m", "unipc-bh1-3", "ddim"),
     "logsnr": ("dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm-4"),
     "gits": ("ipndm-4", "ipndm-3", "dpmpp-2m"),
