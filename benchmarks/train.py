@@ -3,23 +3,29 @@
     python benchmarks/train.py cifar10 --minutes 18 --out runs/cifar10
     python benchmarks/train.py fashion --steps 6000 --batch 256 --out runs/fashion
     python benchmarks/train.py strong --minutes 10 --batch 1024 --optimizer muon --out runs/strong
+    python benchmarks/train.py strong --init PIECES --guide cifar10 --guidance 1.5 --minutes 3 --out runs/guided
 
 Writes to `--out`, every few minutes and when the budget is spent or SIGTERM arrives: `log.jsonl` (loss, learning rate,
 images/s), `checkpoint.safetensors` (weights, averages, moments of the optimizers; `--resume` continues from it) and
 weights in half precision, in pieces of at most 15 MiB: `raw-<i>of<n>.safetensors`,
 `ema-<half-life>-<i>of<n>.safetensors` (`--init` starts from such pieces with fresh optimizers). Every file is written
 atomically.
+
+`--guide` fits the network to itself as `--init` leaves it, guided by a worse one: what two networks say together, one
+learns to say alone. The images are then places to ask at only, and the goal has no noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -28,9 +34,11 @@ from torch import Tensor, nn
 
 import training_data
 from networks import pieces
+from networks.autoguided import Autoguided
 from networks.muon import Muon
 from networks.strong import strong
 from steindiff import _weights as weights
+from steindiff import zoo
 from steindiff.schedules import Discrete
 from steindiff.zoo import ARCHITECTURES, EDMPrecond, VPNoise
 
@@ -40,14 +48,20 @@ WIDE = (0.07, math.log(0.005), math.log(100.0))
 LABEL_DROPOUT = 0.1
 
 
-def edm_loss(net: EDMPrecond, denoise: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
-    """λ(σ) ‖D(x + σε, σ) − x‖² per dimension, λ = (σ² + σ_d²)/(σ σ_d)², ln σ normal (Karras et al., 2022)."""
+def edm_loss(net: EDMPrecond, denoise: nn.Module, x: Tensor, labels: Tensor, goal: nn.Module | None = None) -> Tensor:
+    """λ(σ) ‖D(x + σε, σ) − y‖² per dimension, λ = (σ² + σ_d²)/(σ σ_d)², ln σ normal (Karras et al., 2022).
+
+    y is x, or what `goal` answers at the same place.
+    """
     share, low, high = WIDE
     normal = P_MEAN + P_STD * torch.randn(len(x), device=x.device)
     uniform = low + (high - low) * torch.rand(len(x), device=x.device)
     sigma = torch.where(torch.rand(len(x), device=x.device) < share, uniform, normal).exp()
     weight = (sigma**2 + net.sigma_data**2) / (sigma * net.sigma_data) ** 2
     noised = x + sigma[:, None, None, None] * torch.randn_like(x)
+    if goal is not None:
+        with torch.no_grad():
+            x = goal(noised, sigma, labels)
     return (weight * (denoise(noised, sigma, labels) - x).square().mean(dim=(1, 2, 3))).mean()
 
 
@@ -180,12 +194,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--init", type=Path, nargs="+", help="start from these weights, in one file or in pieces")
+    parser.add_argument("--guide", choices=("cifar10",), help="fit to the network of --init guided by this shipped one")
+    parser.add_argument("--guidance", type=float, default=1.5, help="scale w of the guide; 1: none")
     parser.add_argument("--resume", action="store_true", help="continue from OUT/checkpoint.safetensors")
     parser.add_argument("--checkpoint-every", type=float, default=4.0, help="minutes")
     parser.add_argument("--log-every", type=int, default=100, help="steps")
     arguments = parser.parse_args()
     if arguments.minutes is None and arguments.steps is None:
         parser.error("give a budget: --minutes or --steps")
+    if arguments.guide is not None and (arguments.init is None or arguments.model == "fashion"):
+        parser.error("--guide needs a network of the same images, and --init, the weights it guides")
     return arguments
 
 
@@ -204,12 +222,19 @@ def main() -> None:
     net = (ARCHITECTURES | {"strong": strong})[args.model]().to(device, memory_format=torch.channels_last)
     if args.init is not None:
         weights.assign(net, pieces.read(args.init), str(args.init[0]))
+    loss_of = LOSSES[type(net)]
+    if args.guide is not None:
+        both = (
+            other.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
+            for other in (copy.deepcopy(net), zoo.load(args.guide))
+        )
+        goal = Autoguided(*(torch.compile(one) if args.compile else one for one in both), args.guidance)
+        loss_of = partial(edm_loss, goal=goal)
     averages = Averages(net, args.half_lives)
     methods = optimizers(net, args.optimizer, args.lr, args.muon_lr)
     peaks = [method.param_groups[0]["lr"] for method in methods]
     step = load_checkpoint(args.out / "checkpoint.safetensors", net, averages, methods) if args.resume else 0
     forward = torch.compile(net) if args.compile else net
-    loss_of = LOSSES[type(net)]
 
     stop = False
 

@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from networks import cosmology, electricity, pieces, signals, superresolution, variants
+from networks.autoguided import Autoguided
 from networks.labelled import labelled
 from networks.muon import Muon, orthogonalised
 from networks.strong import FOLDER, StrongConfig, strong
@@ -130,6 +131,15 @@ def test_variants_denoise_like_the_embedded_network(make):
     assert dict(variant.conditions) == dict(plain.conditions)
     if make is variants.inference_only:
         assert not variant.denoiser_for([0]).network(x, torch.ones(1)).requires_grad
+
+
+def test_a_guided_network_lies_beyond_its_guide():
+    """D_g + w (D_m − D_g) at the same labels: w = 1 is the network, w = 0 its guide."""
+    x, sigma, labels = torch.randn(2, 3, 8, 8), torch.tensor([0.5, 2.0]), torch.tensor([1, 2])
+    network, guide = (lambda x, sigma, labels, k=k: k * x + labels[:, None, None, None] for k in (3.0, 1.0))
+    for scale, expected in ((0.0, 1.0), (1.0, 3.0), (1.5, 4.0)):
+        guided = Autoguided(network, guide, scale)(x, sigma, labels)
+        torch.testing.assert_close(guided, expected * x + labels[:, None, None, None])
 
 
 def test_half_precision_is_bfloat16_on_a_cpu():

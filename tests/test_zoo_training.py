@@ -149,3 +149,34 @@ def test_a_budget_is_required(train, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(train, monkeypatch, "fashion", "--out", tmp_path)
     assert "--minutes or --steps" in capsys.readouterr().err
+
+
+def test_what_a_guided_network_says_is_learned(train, tmp_path, monkeypatch):
+    """One that meets its goal has loss 0; fitted to itself beyond a worse one, it comes nearer to that goal."""
+    torch.manual_seed(0)
+    net, guide = (train.zoo.ARCHITECTURES["cifar10"]() for _ in range(2))
+    for one in (net, guide):
+        for p in one.parameters():
+            torch.nn.init.normal_(p, std=0.1)
+    x, labels = torch.randn(64, 1, 8, 8), torch.arange(64) % 4
+    with torch.no_grad():
+        assert float(train.edm_loss(net, net, x, labels, goal=net)) == 0.0
+        assert float(train.edm_loss(net, guide, x, labels, goal=net)) > 0.01
+
+    weights.write(tmp_path / "begun.safetensors", dict(net.named_parameters()))
+    monkeypatch.setattr(zoo, "load", lambda name: guide)
+    options = ("--init", tmp_path / "begun.safetensors", "--guide", "cifar10", "--guidance", 2.0)
+    run(train, monkeypatch, "cifar10", *options, "--steps", 100, "--warmup", 5, "--lr", 3e-3, "--out", tmp_path)
+    learned = train.zoo.ARCHITECTURES["cifar10"]()
+    train.weights.assign(learned, weights.read(tmp_path / "raw-1of1.safetensors"), "raw")
+    sigma = torch.full((64,), 0.5)
+    with torch.no_grad():
+        goal = 2 * net(x, sigma, labels) - guide(x, sigma, labels)
+        before, after = ((one(x, sigma, labels) - goal).square().mean() for one in (net, learned))
+    assert float(after) < 0.7 * float(before)
+
+
+def test_a_guide_needs_weights_to_guide(train, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(train, monkeypatch, "cifar10", "--guide", "cifar10", "--steps", 1, "--out", tmp_path)
+    assert "--init" in capsys.readouterr().err
