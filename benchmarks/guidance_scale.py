@@ -1,8 +1,8 @@
 """FID of the strong network guided by the embedded one, by scale: how the scale it is trained towards was chosen.
 
-    python benchmarks/guidance_scale.py --compile --tf32 --samples 5000
+    python benchmarks/guidance_scale.py --samples 1008 --batch 16 --nfe 10 --half --compile
 
-Samples are of the seeds defaults are chosen by, at few enough calls to try many scales. A record is one of
+Samples are of the seeds defaults are chosen by, at few enough calls to try many scales on a CPU. A record is one of
 `comparison.py`'s, of FID alone; 1 is the network without a guide. A call of the guided network is one of each.
 """
 
@@ -20,26 +20,35 @@ from recording import Records, options
 from steindiff import datasets, zoo
 from steindiff.metrics import references
 
-SCALES = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5)
-RUN = ("dpmpp-3m", "logsnr", 16)
+SCALES = (1.0, 1.5, 2.0, 3.0)
+SOLVER, GRID = "dpmpp-3m", "logsnr"
 
 
 def main() -> None:
     parser = options(__doc__, "guidance_scale")
     parser.add_argument("--scales", nargs="+", type=float, default=list(SCALES))
+    parser.add_argument("--nfe", type=int, default=16)
     parser.add_argument("--compile", action="store_true", help="compile the networks")
+    parser.add_argument("--half", action="store_true", help="on a CPU too, sample in half precision")
     args = parser.parse_args()
     begun = time.monotonic()
     reference = references.read(references.FOLDER / "cifar10-train.npz").to(args.device)
-    cuda = args.device == "cuda"
-    network, guide = load_network(args.device), zoo.load("cifar10", args.device)
-    layout = {"dtype": torch.float16 if cuda else torch.float32, "memory_format": torch.channels_last}
+    half = args.device == "cuda" or args.half
+    dtype = (torch.float16 if args.device == "cuda" else torch.bfloat16) if half else torch.float32
+    network, guide = (
+        one.to(dtype=dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for one in (load_network(args.device), zoo.load("cifar10", args.device))
+    )
     # Compiled once for all scales.
-    both = [torch.compile(one) if args.compile else one for one in (network.to(**layout), guide.to(**layout))]
+    both = [torch.compile(one) if args.compile else one for one in (network, guide)]
     for scale in args.scales:
-        name = f"strong-guided-{scale:g}"
         model = labelled(
-            network, name, args.device, lambda _, scale=scale: Autoguided(*both, scale), half=cuda, compiled=False
+            network,
+            f"strong-guided-{scale:g}",
+            args.device,
+            lambda _, scale=scale: Autoguided(*both, scale),
+            half=half,
+            compiled=False,
         )
         bench = Bench(
             model,
@@ -53,11 +62,11 @@ def main() -> None:
             reference=reference,
             tf32=args.tf32,
             first=CHOICE_SEED,
-            many=RUN,
+            many=(SOLVER, GRID, args.nfe),
             fid_only=True,
-            sampled_in="float16" if cuda else "float32",
+            sampled_in=str(dtype).removeprefix("torch."),
         )
-        Records(args.out).measure([Cell(RUN[0], "teacher", RUN[2])], bench.identity, bench.run, begun + args.seconds)
+        Records(args.out).measure([Cell(SOLVER, "teacher", args.nfe)], bench.identity, bench.run, begun + args.seconds)
 
 
 if __name__ == "__main__":

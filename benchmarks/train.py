@@ -11,8 +11,8 @@ weights in half precision, in pieces of at most 15 MiB: `raw-<i>of<n>.safetensor
 `ema-<half-life>-<i>of<n>.safetensors` (`--init` starts from such pieces with fresh optimizers). Every file is written
 atomically.
 
-`--guide` fits the network to itself as `--init` leaves it, guided by a worse one: what two networks say together, one
-learns to say alone. The images are then places to ask at only, and the goal has no noise.
+`--guide` fits the network to itself as `--init` leaves it, or to the weights `--guided`, guided by a worse one: what two
+networks say together, one learns to say alone. The images are then places to ask at only, and the goal has no noise.
 """
 
 from __future__ import annotations
@@ -195,6 +195,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--init", type=Path, nargs="+", help="start from these weights, in one file or in pieces")
     parser.add_argument("--guide", choices=("cifar10",), help="fit to the network of --init guided by this shipped one")
+    parser.add_argument("--guided", type=Path, nargs="+", help="weights of the network that is guided; default: --init")
     parser.add_argument("--guidance", type=float, default=1.5, help="scale w of the guide; 1: none")
     parser.add_argument("--resume", action="store_true", help="continue from OUT/checkpoint.safetensors")
     parser.add_argument("--checkpoint-every", type=float, default=4.0, help="minutes")
@@ -203,7 +204,9 @@ def parse() -> argparse.Namespace:
     if arguments.minutes is None and arguments.steps is None:
         parser.error("give a budget: --minutes or --steps")
     if arguments.guide is not None and (arguments.init is None or arguments.model == "fashion"):
-        parser.error("--guide needs a network of the same images, and --init, the weights it guides")
+        parser.error("--guide needs a network of the same images, and --init, the weights to begin from")
+    if arguments.guided is not None and arguments.guide is None:
+        parser.error("--guided needs --guide, the network that guides it")
     return arguments
 
 
@@ -224,9 +227,11 @@ def main() -> None:
         weights.assign(net, pieces.read(args.init), str(args.init[0]))
     loss_of = LOSSES[type(net)]
     if args.guide is not None:
+        guided = copy.deepcopy(net)
+        weights.assign(guided, pieces.read(args.guided or args.init), "--guided")
         both = (
             other.to(device, memory_format=torch.channels_last).eval().requires_grad_(False)
-            for other in (copy.deepcopy(net), zoo.load(args.guide))
+            for other in (guided, zoo.load(args.guide))
         )
         goal = Autoguided(*(torch.compile(one) if args.compile else one for one in both), args.guidance)
         loss_of = partial(edm_loss, goal=goal)

@@ -176,6 +176,33 @@ def test_what_a_guided_network_says_is_learned(train, tmp_path, monkeypatch):
     assert float(after) < 0.7 * float(before)
 
 
+def test_another_network_than_the_one_trained_may_be_guided(train, tmp_path, monkeypatch):
+    """One begins as a network, the goal is another beyond the guide."""
+    torch.manual_seed(0)
+    net, guided, guide = (train.zoo.ARCHITECTURES["cifar10"]() for _ in range(3))
+    for one, name in ((net, "begun"), (guided, "guided"), (guide, "guide")):
+        for p in one.parameters():
+            torch.nn.init.normal_(p, std=0.1)
+        weights.write(tmp_path / f"{name}.safetensors", dict(one.named_parameters()))
+    monkeypatch.setattr(zoo, "load", lambda name: guide)
+    paths = ("--init", tmp_path / "begun.safetensors", "--guided", tmp_path / "guided.safetensors")
+    options = (*paths, "--guide", "cifar10", "--guidance", 2.0)
+    run(train, monkeypatch, "cifar10", *options, "--steps", 100, "--warmup", 5, "--lr", 3e-3, "--out", tmp_path)
+    learned = train.zoo.ARCHITECTURES["cifar10"]()
+    train.weights.assign(learned, weights.read(tmp_path / "raw-1of1.safetensors"), "raw")
+    x, labels, sigma = torch.randn(64, 1, 8, 8), torch.arange(64) % 4, torch.full((64,), 0.5)
+    with torch.no_grad():
+        goal = 2 * guided(x, sigma, labels) - guide(x, sigma, labels)
+        before, after = ((one(x, sigma, labels) - goal).square().mean() for one in (net, learned))
+    assert float(after) < 0.7 * float(before)
+
+
+def test_weights_to_guide_need_a_guide(train, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(train, monkeypatch, "cifar10", "--guided", tmp_path, "--steps", 1, "--out", tmp_path)
+    assert "--guided needs --guide" in capsys.readouterr().err
+
+
 def test_a_guide_needs_weights_to_guide(train, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(train, monkeypatch, "cifar10", "--guide", "cifar10", "--steps", 1, "--out", tmp_path)
