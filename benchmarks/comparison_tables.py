@@ -38,6 +38,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "**calibrated**": ("calibrated",),
 }
 """Rows of a solver: of several methods, or orders of iPNDM, each cell shows the least."""
+RIVALS = {method for title, methods in ROWS.items() if "calibrated" not in title for method in methods}
+"""Every method that is not ours."""
 OTHER_MEASURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "own": ("own", "{:.2f}".format),
     "fid": ("FID", "{:.2f}".format),
@@ -150,19 +152,31 @@ def others(records: Sequence[Record], nfe: int = 5) -> str:
     return rows(["method", "solver", *(OTHER_MEASURES[name][0] for name in measures)], body)
 
 
-def free_step(records: Sequence[Record]) -> str:
-    """GITS with its free step beside calibrated runs, all measures."""
-    titles = {"gits-afs": "GITS + AFS", "from-file": "**calibrated**", "calibrated-64": "**calibrated, 64 seeds**"}
-    measures = [name for name in OTHER_MEASURES if all(r.get(name) is not None for r in records)]
-    body = [
-        [
-            str(r["network_calls"]),
-            f"{titles[r['method']]}, {TITLES[r['solver']]}",
-            *(OTHER_MEASURES[name][1](r[name]) for name in measures),
+def relative(records: Sequence[Record], many: Sequence[Record]) -> str:
+    """Over the model's own many-step samples: FID, also of `many` samples, and own distance; the nearest rival beside.
+
+    Calibrated by the default recipe, and the least of every other method without training.
+    """
+
+    def share(found: Sequence[Record], measure: str, nfe: int, ours: bool) -> str:
+        there = [
+            r[measure]
+            for r in found
+            if r["nfe"] == nfe
+            and not r["training"]
+            and (r["method"] == "calibrated-64" if ours else r["method"] in RIVALS)
+            and (not ours or r["solver"] == "dpmpp-2m")
         ]
-        for r in sorted(records, key=lambda r: (r["network_calls"], list(titles).index(r["method"])))
+        return f"{min(there) / teacher(found)[measure]:.2f}" if there else "–"
+
+    shown = [("FID", records, "fid"), ("FID, 50,000 samples", many, "fid"), ("own", records, "own")]
+    body = [
+        [title, "**calibrated, 64 seeds**" if ours else "nearest rival", *cells]
+        for title, found, measure in shown
+        for ours in (True, False)
+        if set(cells := [share(found, measure, nfe, ours) for nfe in BUDGETS]) != {"–"}
     ]
-    return rows(["calls", "method", *(OTHER_MEASURES[name][0] for name in measures)], body)
+    return rows(["over its own", "method", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
 
 
 def costs(records: Sequence[Record], nfe: int = 5) -> str:
@@ -243,6 +257,8 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
     records: list[Record] = json.loads(path.read_text(encoding="utf-8"))
     if any(record["features"][0] == "random" for record in records):
         raise SystemExit(f"{path}: holds records of a dry run (--quick); measure with Inception features")
+    fifty = path.with_name(f"{path.stem}-50k.json")
+    larger: list[Record] = json.loads(fifty.read_text(encoding="utf-8")) if fifty.exists() else []
     made = {}
     for model in dict.fromkeys(record["model"] for record in records):
         here = [record for record in records if record["model"] == model]
@@ -256,12 +272,13 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
             made[f"comparison-{model}-late"] = late(here)
         made[f"comparison-{model}-others"] = others(here)
         made[f"comparison-{model}-costs"] = costs(here)
+        many = [record for record in larger if record["model"] == model]
+        if any(record["method"] == "calibrated-64" for record in many):
+            made[f"comparison-{model}-relative"] = relative(here, many)
     other = path.with_name("third_party.json")
     if other.exists():
         records = json.loads(other.read_text(encoding="utf-8"))
         made |= {"fields": fields(records), "bands": bands(records)}
-    if (few := path.with_name("free_step.json")).exists():
-        made["free-step"] = free_step(json.loads(few.read_text(encoding="utf-8")))
     return made
 
 

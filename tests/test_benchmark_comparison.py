@@ -14,7 +14,6 @@ import torch
 
 import comparison
 import comparison_tables
-import refit
 from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
 from networks.mixture import Mixture
 from recording import Records
@@ -149,34 +148,6 @@ def test_the_free_level_of_gits_lies_after_its_first_and_ends_nearest(bench: Ben
     assert comparison.sigmas(min(every, key=error)) == free
 
 
-def test_what_a_search_found_is_fitted_again_from_its_record(bench: Bench):
-    recipe = Recipe(seeds=range(10**6, 10**6 + 24), search=Search(iterations=1), rivals=())
-    found = calibrate(bench.plain, 4, recipe=recipe)
-    chosen = {"sigmas": [level.ratio for level in found.levels], "told": [level.told for level in found.levels[:-1]]}
-    again = refit.refitted(bench.plain, {"solver": "dpmpp-2m", "nfe": 4, "chosen": chosen}, recipe, 64)
-    for known, new in zip(found.steps, again.steps, strict=True):
-        np.testing.assert_allclose(new.rho, known.rho, rtol=1e-4)
-    again.check(bench.plain)
-
-
-@pytest.mark.parametrize(
-    ("name", "nfe", "said"),
-    [("strong", "3", "nfe must be of 4, 5, 8, which have records, got 3"), ("other", "5", "has no record of dpmpp-2m")],
-)
-def test_levels_without_a_record_are_refused(
-    bench: Bench, monkeypatch, capsys, tmp_path, name: str, nfe: str, said: str
-):
-    records = [{"model": "strong", "solver": "dpmpp-2m", "method": "calibrated", "nfe": nfe} for nfe in (5, 8, 4)]
-    monkeypatch.setattr(refit, "RECORDS", tmp_path / "records.json")
-    refit.RECORDS.write_text(json.dumps(records))
-    monkeypatch.setattr(refit, "load_model", lambda *spec, **how: replace(bench.plain, name=name))
-    monkeypatch.setattr("sys.argv", ["refit.py", "--nfe", nfe, "--folder", str(tmp_path / "made")])
-    with pytest.raises(SystemExit):
-        refit.main()
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "made").exists()
-
-
 def test_calibrations_are_kept_of_one_method_alone(bench: Bench, tmp_path):
     """Those from fewer seeds would stand under the same name."""
     keeping = replace(bench, calibrations=tmp_path, seeds=72, kept={})
@@ -297,6 +268,26 @@ def test_two_yardsticks_stand_side_by_side():
     own, fid = "5.00 → 5.50 | +10.0 %", "6.00 → 6.50 | +8.3 %"
     assert both == f"| DDIM | 15 | {own} | 3.00 → 2.70 | -10.0 % | {fid} |"
     assert one == f"| DDIM | 20 | {own} | – | – | {fid} |"
+
+
+def test_shares_of_the_models_own_figures_leave_out_what_is_trained():
+    runs = [("calibrated-64", 7.5), ("gits", 20.0), ("edm", 30.0), ("learned", 6.0), ("64 seeds, nth 1", 5.5)]
+    found = [RECORDS[0], *(record("dpmpp-2m", name, 5, own) for name, own in runs)]
+    many = [{**RECORDS[0], "fid": 4.0}, {**record("dpmpp-2m", "calibrated-64", 5, 0.0), "fid": 5.0}]
+    known = found[0]
+    head, _, *lines = comparison_tables.relative(found, many).splitlines()
+    assert head.startswith("| over its own | method | 3 NFE |")
+
+    def line(title: str, name: str, share: float) -> str:
+        return f"| {title} | {name} | – | – | {share:.2f} | – | – | – |"
+
+    assert lines == [
+        line("FID", "**calibrated, 64 seeds**", found[1]["fid"] / known["fid"]),
+        line("FID", "nearest rival", found[2]["fid"] / known["fid"]),
+        line("FID, 50,000 samples", "**calibrated, 64 seeds**", 1.25),
+        line("own", "**calibrated, 64 seeds**", 7.5 / known["own"]),
+        line("own", "nearest rival", 20.0 / known["own"]),
+    ]
 
 
 def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):
