@@ -11,8 +11,8 @@ weights in half precision, in pieces of at most 15 MiB: `raw-<i>of<n>.safetensor
 `ema-<half-life>-<i>of<n>.safetensors` (`--init` starts from such pieces with fresh optimizers). Every file is written
 atomically.
 
-`--guide` fits the network to itself as `--init` leaves it, or to the weights `--guided`, guided by a worse one: what two
-networks say together, one learns to say alone. The images are then places to ask at only, and the goal has no noise.
+`--guide` fits the network to itself as `--init` leaves it, or to the weights `--guided`, guided by a worse one: what
+two say together, one learns to say alone. The images are then places to ask at only, and the goal has no noise.
 """
 
 from __future__ import annotations

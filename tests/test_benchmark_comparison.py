@@ -18,12 +18,10 @@ from comparison import METHODS, PLAN, REPEATED, Bench, Cell, Cost, cells
 from networks.mixture import Mixture
 from recording import Records
 from rivals.gits import with_free_level
-from steindiff.calibrating import Recipe, calibrate
 from steindiff.levels import Levels
 from steindiff.metrics import Moments
 from steindiff.model import Model
 from steindiff.schedules import EDM
-from steindiff.search import Search
 from steindiff.solvers import SOLVERS
 from stepping import digits
 
