@@ -1,4 +1,4 @@
-"""The tables of `docs/comparison.md`, from the records of `benchmarks/comparison.py` alone.
+"""The tables of README and `docs/comparison.md`, from the records of `benchmarks/comparison.py` alone.
 
     python benchmarks/comparison_tables.py
 
@@ -21,7 +21,7 @@ from third_party import PLAIN
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "results" / "comparison.json"
-PAGES = [ROOT / "docs" / "comparison.md", ROOT / "docs" / "your-network.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "comparison.md", ROOT / "docs" / "your-network.md"]
 SOLVERS = ("ddim", "dpmpp-2m", "dpmpp-3m", "unipc-bh1-3", "ipndm", "v3")
 ROWS: dict[str, tuple[str, ...]] = {
     "plain, better grid": ("edm", "logsnr"),
@@ -252,6 +252,25 @@ def bands(records: Sequence[Record]) -> str:
     return rows(["evaluations", *shown.values()], body)
 
 
+REMAINDER = {
+    "calibrated": "calibrated",
+    "all differences": "all differences",
+    "searched by features": "searched by the features themselves",
+    "convolutions": "+ learned convolutions",
+}
+
+
+def remainder(records: Sequence[Record]) -> str:
+    """What few calls lack, and what could be gained: features, shift and PSNR by method and budget."""
+    budgets = sorted({r["nfe"] for r in records})
+    body = []
+    for method, title in REMAINDER.items():
+        found = {r["nfe"]: r for r in records if r["method"] == method}
+        cells = [f"{found[n]['features']:.2f}, {found[n]['shift']:.2f}, {found[n]['psnr']:.1f}" for n in budgets]
+        body.append([title, *cells])
+    return rows(["distance, shift, PSNR", *(f"{nfe} NFE" for nfe in budgets)], body)
+
+
 def tables(path: Path = RECORDS) -> dict[str, str]:
     """Every table of the page, by name."""
     records: list[Record] = json.loads(path.read_text(encoding="utf-8"))
@@ -279,6 +298,9 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
     if other.exists():
         records = json.loads(other.read_text(encoding="utf-8"))
         made |= {"fields": fields(records), "bands": bands(records)}
+    lacking = path.with_name("remainder.json")
+    if lacking.exists():
+        made["remainder"] = remainder(json.loads(lacking.read_text(encoding="utf-8")))
     return made
 
 
