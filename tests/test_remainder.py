@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import comparison_tables
 from comparison import OTHER_SEED
 from networks.mixture import Mixture
 from remainder import BUDGETS, ByFeatures, Remainder, led_on
@@ -75,3 +76,15 @@ def test_convolutions_learn_what_is_known_and_nothing_else():
     assert error(ends + lack) < 0.3
     assert error(ends + noise) > 0.9
     assert torch.equal(led_on(ends, known, ends, learned=64), ends)
+
+
+def test_the_table_has_a_row_a_method_and_a_column_a_budget():
+    found = [
+        {"method": method, "nfe": nfe, "features": 10.0 * nfe, "shift": 0.5, "psnr": 25.04}
+        for nfe in (4, 3)
+        for method in comparison_tables.REMAINDER
+    ]
+    head, _, first, *rest = comparison_tables.remainder(found).splitlines()
+    assert head == "| distance, shift, PSNR | 3 NFE | 4 NFE |"
+    assert first == "| calibrated | 30.00, 0.50, 25.0 | 40.00, 0.50, 25.0 |"
+    assert len(rest) == len(comparison_tables.REMAINDER) - 1
