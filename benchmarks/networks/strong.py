@@ -160,8 +160,10 @@ def strong(config: StrongConfig | None = None) -> EDMPrecond:
     return EDMPrecond(StrongUNet(config or StrongConfig()))  # type: ignore[arg-type]
 
 
-def load_network(device: torch.device | str = "cpu", folder: Path = FOLDER) -> EDMPrecond:
-    """The trained network, in float32 and frozen.
+def load(
+    device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False, folder: Path = FOLDER
+) -> Model:
+    """The trained network as a model, labels by seed: a `--model networks.strong:load` of `comparison.py`.
 
     Raises:
         FileNotFoundError: if the pieces `strong-<i>of<n>.safetensors` are not all there.
@@ -170,11 +172,5 @@ def load_network(device: torch.device | str = "cpu", folder: Path = FOLDER) -> E
     network = strong()
     paths = pieces.found(folder, "strong")
     weights.assign(network, pieces.read(paths), str(paths[0]))
-    return network.to(device).eval().requires_grad_(False)
-
-
-def load(
-    device: torch.device | str = "cpu", *, half: bool = False, compiled: bool = False, folder: Path = FOLDER
-) -> Model:
-    """The trained network as a model, labels by seed: a `--model networks.strong:load` of `comparison.py`."""
-    return labelled(load_network(device, folder), "strong", device, half=half, compiled=compiled)
+    network.to(device).eval().requires_grad_(False)
+    return labelled(network, "strong", device, half=half, compiled=compiled)
