@@ -1,9 +1,10 @@
-"""The tables of README and `docs/comparison.md`, from the records of `benchmarks/comparison.py` alone.
+"""The tables of `docs/comparison.md`, one of which README has too, from records alone.
 
     python benchmarks/comparison_tables.py
 
-Writes between the marks `table:comparison-…` of the page. Records judged by random features alone (`--quick`) are
-refused: they are for dry runs.
+Records are those of `comparison.py` and, where they lie beside them, of `third_party.py` and `remainder.py`. Writes
+between the marks `table:…` of the pages. Records judged by random features alone (`--quick`) are refused: they are for
+dry runs.
 """
 
 from __future__ import annotations
@@ -271,13 +272,17 @@ def remainder(records: Sequence[Record]) -> str:
     return rows(["distance, shift, PSNR", *(f"{nfe} NFE" for nfe in budgets)], body)
 
 
+def read(path: Path) -> list[Record]:
+    """The records of a file; none where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
 def tables(path: Path = RECORDS) -> dict[str, str]:
     """Every table of the page, by name."""
     records: list[Record] = json.loads(path.read_text(encoding="utf-8"))
     if any(record["features"][0] == "random" for record in records):
         raise SystemExit(f"{path}: holds records of a dry run (--quick); measure with Inception features")
-    fifty = path.with_name(f"{path.stem}-50k.json")
-    larger: list[Record] = json.loads(fifty.read_text(encoding="utf-8")) if fifty.exists() else []
+    larger = read(path.with_name(f"{path.stem}-50k.json"))
     made = {}
     for model in dict.fromkeys(record["model"] for record in records):
         here = [record for record in records if record["model"] == model]
@@ -294,13 +299,10 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
         many = [record for record in larger if record["model"] == model]
         if any(record["method"] == "calibrated-64" for record in many):
             made[f"comparison-{model}-relative"] = relative(here, many)
-    other = path.with_name("third_party.json")
-    if other.exists():
-        records = json.loads(other.read_text(encoding="utf-8"))
-        made |= {"fields": fields(records), "bands": bands(records)}
-    lacking = path.with_name("remainder.json")
-    if lacking.exists():
-        made["remainder"] = remainder(json.loads(lacking.read_text(encoding="utf-8")))
+    if other := read(path.with_name("third_party.json")):
+        made |= {"fields": fields(other), "bands": bands(other)}
+    if lacking := read(path.with_name("remainder.json")):
+        made["remainder"] = remainder(lacking)
     return made
 
 

@@ -59,8 +59,8 @@ class ByFeatures:
 
     def residuals(self, x: Tensor) -> Residuals:
         """Residuals of ends `x`, `(N, *)`, whose squares add up to it."""
-        gaps = (self.features(x) - self.known) / math.sqrt(len(x))
-        return Residuals(gaps, gaps.new_zeros(1, dtype=torch.float64))
+        errors = (self.features(x) - self.known) / math.sqrt(len(x))
+        return Residuals(errors, errors.new_zeros(1, dtype=torch.float64))
 
 
 class Ran(NamedTuple):
@@ -149,7 +149,7 @@ class Remainder:
     def searched(self, made: Calibration) -> Calibration:
         """The calibration, its search continued by features."""
         reference, fit = self.reference, ByAlignment()
-        objective: Any = ByFeatures(self.features, reference.samples.to(self.model.device))
+        objective: Any = ByFeatures(self.features, reference.samples)
         correction = fit(reference, made.levels.steps)
         trials = Trials(reference, reference.denoiser(), made.solver, correction, objective)
         *_, best = Search().from_nearest(trials, trials(made.levels), [])
