@@ -48,7 +48,7 @@ from rivals.restart import Restart
 from steindiff import GRIDS, SOLVERS, datasets, zoo
 from steindiff._files import atomic
 from steindiff.bases import Identity
-from steindiff.calibrating import ByAlignment, Recipe, calibrate, step_weights
+from steindiff.calibrating import FEW_CALLS, ByAlignment, Recipe, calibrate, step_weights
 from steindiff.calibration import Calibration
 from steindiff.comparison import Yardstick
 from steindiff.corrections.replay import Replay
@@ -737,6 +737,26 @@ METHODS |= {
     for name, (count, nth) in REPEATED.items()
 }
 
+FEW: dict[str, dict[str, Any]] = {
+    "calibrated-few": {"start": FEW_CALLS.start, "search": FEW_CALLS.search},
+    "low start": {"start": FEW_CALLS.start, "search": Search(start=False)},
+    "probed": {"search": Search(probe=3.0)},
+}
+"""Calibrations for few calls, and either change alone."""
+REPEATED_FEW = {f"few, 64 seeds, nth {nth}": nth for nth in range(1, 6)}
+METHODS |= {
+    name: Method(title, partial(Bench.calibrated, seeds=seeds, **changes), seeds=seeds, teacher_nfe=24)
+    for name, title, seeds, changes in (
+        ("calibrated-few", "calibrated for few", SEEDS, FEW["calibrated-few"]),
+        ("calibrated-few-64", "calibrated for few, 64 seeds", 64, FEW["calibrated-few"]),
+        ("low start-64", "low start, 64 seeds", 64, FEW["low start"]),
+        ("probed-64", "probed, 64 seeds", 64, FEW["probed"]),
+        *((name, name, 64, {**FEW["calibrated-few"], "nth": nth}) for name, nth in REPEATED_FEW.items()),
+    )
+}
+TRIED = (*ABLATIONS, *REPEATED, "low start-64", "probed-64", *REPEATED_FEW)
+"""Measured when asked for by name."""
+
 CALIBRATED = ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun")
 """Solvers a calibration is measured with."""
 PLAN: dict[str, tuple[str, ...]] = {
@@ -757,7 +777,7 @@ PLAN: dict[str, tuple[str, ...]] = {
     "dpm-v3-pseudo": ("unipc-bh1-3",),
     "learned": ("ipndm-4",),
 }
-PLAN |= dict.fromkeys([*ABLATIONS, *REPEATED], ("dpmpp-2m",))
+PLAN |= dict.fromkeys(["calibrated-few", "calibrated-few-64", *TRIED], ("dpmpp-2m",))
 """Solvers of each method. DPM-Solver-v3 is a solver of its own, filed under its nearest relative."""
 
 
@@ -795,7 +815,7 @@ def main() -> None:
         choices=METHODS,
         default=[
             "teacher",
-            *(name for name in PLAN if name not in (*ABLATIONS, *REPEATED, "from-file", "transferred")),
+            *(name for name in PLAN if name not in (*TRIED, "from-file", "transferred")),
         ],
     )
     parser.add_argument("--calibrations", type=Path, help="folder to keep what the method `calibrated` makes in")

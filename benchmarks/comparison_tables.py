@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from comparison import ABLATIONS, BUDGETS, METHODS, REPEATED
+from comparison import BUDGETS, METHODS, REPEATED, REPEATED_FEW, TRIED
 from pages import TITLES, fill, rows
 from third_party import PLAIN
 
@@ -37,6 +37,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "**calibrated, no search**": ("no search",),
     "**calibrated, 64 seeds**": ("calibrated-64",),
     "**calibrated**": ("calibrated",),
+    "**calibrated for few, 64 seeds**": ("calibrated-few-64",),
+    "**calibrated for few**": ("calibrated-few",),
 }
 """Rows of a solver: of several methods, or orders of iPNDM, each cell shows the least."""
 RIVALS = {method for title, methods in ROWS.items() if "calibrated" not in title for method in methods}
@@ -153,38 +155,59 @@ def others(records: Sequence[Record], nfe: int = 5) -> str:
     return rows(["method", "solver", *(OTHER_MEASURES[name][0] for name in measures)], body)
 
 
+OURS = {"**calibrated, 64 seeds**": "calibrated-64", "**calibrated for few, 64 seeds**": "calibrated-few-64"}
+"""What is compared with the model's own many-step samples."""
+
+
 def relative(records: Sequence[Record], many: Sequence[Record]) -> str:
     """Over the model's own many-step samples: FID, also of `many` samples, and own distance; the nearest rival beside.
 
-    Calibrated by the default recipe, and the least of every other method without training.
+    Calibrated by the default recipe and by that for few calls, and the least of every other method without training.
     """
 
-    def share(found: Sequence[Record], measure: str, nfe: int, ours: bool) -> str:
+    def share(found: Sequence[Record], measure: str, nfe: int, method: str | None) -> str:
         there = [
             r[measure]
             for r in found
             if r["nfe"] == nfe
             and not r["training"]
-            and (r["method"] == "calibrated-64" if ours else r["method"] in RIVALS)
-            and (not ours or r["solver"] == "dpmpp-2m")
+            and (r["method"] in RIVALS if method is None else r["method"] == method and r["solver"] == "dpmpp-2m")
         ]
         return f"{min(there) / teacher(found)[measure]:.2f}" if there else "–"
 
     shown = [("FID", records, "fid"), ("FID, 50,000 samples", many, "fid"), ("own", records, "own")]
     body = [
-        [title, "**calibrated, 64 seeds**" if ours else "nearest rival", *cells]
+        [title, name, *cells]
         for title, found, measure in shown
-        for ours in (True, False)
-        if set(cells := [share(found, measure, nfe, ours) for nfe in BUDGETS]) != {"–"}
+        for name, method in (*OURS.items(), ("nearest rival", None))
+        if set(cells := [share(found, measure, nfe, method) for nfe in BUDGETS]) != {"–"}
     ]
     return rows(["over its own", "method", *(f"{nfe} NFE" for nfe in BUDGETS)], body)
+
+
+def repeated(records: Sequence[Record]) -> str:
+    """How much calibrations from 64 other seeds differ: FID and own distance, from the least to the greatest."""
+    sets = {
+        "calibrated": ("calibrated-64", *(name for name, (seeds, _) in REPEATED.items() if seeds == 64)),
+        "calibrated for few": ("calibrated-few-64", *REPEATED_FEW),
+    }
+    body = []
+    for title, methods in sets.items():
+        for nfe in (3, 4, 5):
+            found = [r for r in records if r["method"] in methods and r["nfe"] == nfe and r["solver"] == "dpmpp-2m"]
+            if not found:
+                continue
+            spans = (sorted(r[key] for r in found) for key in ("fid", "own"))
+            shown = (f"{v[0]:.2f} to {v[-1]:.2f}" if len(v) > 1 else f"{v[0]:.2f}" for v in spans)
+            body.append([title, str(nfe), str(len(found)), *shown])
+    return rows(["64 seeds", "NFE", "calibrations", "FID", "own"], body)
 
 
 def costs(records: Sequence[Record], nfe: int = 5) -> str:
     """What every method needs before it can sample, and what a sample costs."""
     body = []
     for name, method in METHODS.items():
-        if name in (*ABLATIONS, *REPEATED):
+        if name in TRIED:
             continue
         found = [r for r in records if r["method"] == name and (r["nfe"] == nfe or name in ("teacher", "restart"))]
         # A time counts only where nothing else ran on the device.
@@ -299,6 +322,8 @@ def tables(path: Path = RECORDS) -> dict[str, str]:
         many = [record for record in larger if record["model"] == model]
         if any(record["method"] == "calibrated-64" for record in many):
             made[f"comparison-{model}-relative"] = relative(here, many)
+        if any(record["method"] in REPEATED_FEW for record in here):
+            made[f"comparison-{model}-repeated"] = repeated(here)
     if other := read(path.with_name("third_party.json")):
         made |= {"fields": fields(other), "bands": bands(other)}
     if lacking := read(path.with_name("remainder.json")):

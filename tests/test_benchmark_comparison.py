@@ -288,6 +288,20 @@ def test_shares_of_the_models_own_figures_leave_out_what_is_trained():
     ]
 
 
+def test_calibrations_from_other_seeds_stand_from_the_least_to_the_greatest():
+    runs = [
+        ("calibrated-64", 4, 7.0),
+        ("64 seeds, nth 2", 4, 6.0),
+        ("256 seeds, nth 1", 4, 1.0),
+        ("few, 64 seeds, nth 3", 3, 5.0),
+    ]
+    _, _, *lines = comparison_tables.repeated([record("dpmpp-2m", *run) for run in runs]).splitlines()
+    assert lines == [
+        "| calibrated | 4 | 2 | 7.00 to 8.00 | 6.00 to 7.00 |",
+        "| calibrated for few | 3 | 1 | 6.00 | 5.00 |",
+    ]
+
+
 def test_tables_go_between_marks_and_dry_runs_are_refused(tmp_path, monkeypatch):
     page, records = tmp_path / "page.md", tmp_path / "records.json"
     page.write_text("before\n<!-- table:comparison-cifar10-own -->\nafter\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ import steindiff as sd
 from networks.mixture import Mixture
 from problems import FLOAT
 from steindiff import search
-from steindiff.bases import DCT
+from steindiff.bases import DCT, Identity
 from steindiff.calibrating import Progress, judges
 from steindiff.corrections.alignment import Groups
 from steindiff.corrections.base import Transition
@@ -29,7 +30,7 @@ from steindiff.grids.rules import LogSNR, UniformTime
 from steindiff.loop import Cancelled, State, advance
 from steindiff.metrics import spread
 from steindiff.reference import GaussianDensity
-from steindiff.search import Coordinate, Mismatch, Trials, move, resampled
+from steindiff.search import Coordinate, Mismatch, Probe, Trials, move, resampled
 
 BASIS = DCT((1, 12))
 
@@ -54,7 +55,7 @@ def test_a_sample_near_zero_does_not_decide():
     objective = Mismatch(BASIS, BASIS.inverse(goal), Groups.of([None] * 60))
     moved = goal.clone()
     moved[0], moved[1] = 1e-3, goal[1] - 1e-3 + 1e-6
-    assert float(objective.gap(moved).abs().max()) < 1e-3
+    assert float(objective.goal.gap(moved).abs().max()) < 1e-3
 
 
 def test_an_end_that_is_not_finite_is_infinitely_far():
@@ -73,6 +74,60 @@ def test_bands_count_by_their_energy():
     groups = Groups.of([None] * 400)
     even, weighted = (Mismatch(BASIS, goal, groups, power)(wrong) for power in (0.0, 1.0))
     assert weighted == pytest.approx(2.0 * even * 100 / 101, rel=0.05)
+
+
+def probe_of(denoiser: sd.Denoiser, x: Tensor) -> Probe:
+    """At σ = 0.5, with noise drawn for it."""
+    noise = 0.5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=x.dtype)
+    return Probe(denoiser, sd.EDM().at(math.log(2.0)), noise)
+
+
+def test_what_a_gaussians_denoiser_removes_is_known():
+    """D = w x with w = v/(v + σ²): P = (w − 1) x + w σ n, whose energy is (1 − w)² E x² + w² σ²."""
+    generator = torch.Generator().manual_seed(0)
+    shape, groups, basis = (1, 4000), Groups.of([None] * 40), Identity((1, 4000))
+    goal = torch.randn(40, *shape, generator=generator, dtype=FLOAT)
+    probe = probe_of(Gaussian(torch.zeros(shape, dtype=FLOAT), torch.ones(shape, dtype=FLOAT)), goal)
+    plain, probed = Mismatch(basis, goal, groups), Mismatch(basis, goal, groups, probe=(probe, 3.0))
+    assert probed(goal) == pytest.approx(0.0, abs=1e-12)
+    w, s2 = 0.8, 0.25
+    was, now = ((1.0 - w) ** 2 * scale**2 + w**2 * s2 for scale in (1.0, 1.3))
+    gap = math.log((now + 0.01 * was) / (1.01 * was))
+    assert probed(1.3 * goal) - plain(1.3 * goal) == pytest.approx(3.0 * gap**2, rel=0.02)
+
+
+def test_a_probe_sees_what_energies_do_not():
+    """Ends with noise among the points, each band's energy that of the fine ones: the network would remove it."""
+    run = reference()
+    goal = run.samples
+    made = run.basis.forward(goal + 0.2 * torch.randn(goal.shape, generator=torch.Generator().manual_seed(1)))
+    plain = Mismatch(run.basis, goal, run.groups())
+    for _ in range(20):
+        gain = (-0.5 * plain.goal.gap(made)).exp()
+        made = run.groups().means(made) + (made - run.groups().means(made)) * run.basis.spread(gain).float()
+    probed = Mismatch(run.basis, goal, run.groups(), probe=(Probe.of(run, run.denoiser()), 1.0))
+    energies, removed = probed.residuals(run.basis.inverse(made)).gaps.square().view(2, -1).sum(1)
+    assert float(energies) < 1e-4 < 0.1 < float(removed)
+
+
+def test_some_rows_are_judged_as_if_they_were_all():
+    run = reference()
+    goal, x = run.samples, 1.1 * run.samples + 0.05
+    rows, groups = run.rows(lambda place: place % 3 == 0), run.groups(lambda place: place % 3 == 0)
+    some = Mismatch(run.basis, goal, groups, rows=rows)
+    assert some(x) == pytest.approx(Mismatch(run.basis, goal[rows], groups)(x[rows]))
+    probe = Probe.of(run, run.denoiser())
+    part = Probe(run.model.denoiser_for(run.seeds[::3]), probe.level, probe.noise[::3])
+    probed = Mismatch(run.basis, goal, groups, rows=rows, probe=(probe, 2.0))(x)
+    assert probed == pytest.approx(Mismatch(run.basis, goal[rows], groups, probe=(part, 2.0))(x[rows]), rel=1e-5)
+
+
+def test_a_probes_noise_is_no_runs_own():
+    run = reference()
+    probe = Probe.of(run, run.denoiser())
+    assert probe.level.ratio == pytest.approx(0.6 * run.sigma_data)
+    begun = run.model.noise(run.seeds, probe.level)
+    assert abs(float((probe.noise * begun).mean() / begun.square().mean())) < 0.2
 
 
 @cache
@@ -357,6 +412,48 @@ def test_only_the_shortest_runs_are_searched_for_longer(nfe: int, iterations: in
     )
     assert found.levels == given.levels
     assert found.provenance["trials"] == given.provenance["trials"]
+
+
+def test_few_calls_begin_where_the_recipe_says():
+    run = reference()
+    found = sd.calibrate(edm(), 3, recipe=replace(sd.FEW_CALLS, seeds=run.seeds), reference=run)
+    assert found.levels[0].ratio == pytest.approx(0.75 * run.peak_band_rms)
+    judged = found.provenance["mismatch"]
+    assert found.provenance["kept"] == "searched"
+    assert judged["searched"] < judged["unsearched"] < min(judged[k] for k in judged if k.startswith("plain"))
+
+
+def test_a_probe_costs_an_evaluation_a_trial():
+    """And one for each candidate judged and for the fine ends, twice: of all samples, and of those that judge."""
+    run, spent = reference(), []
+    for weight in (0.0, 3.0):
+        few = replace(sd.FEW_CALLS, search=sd.Search(iterations=0, start=False, probe=weight))
+        found = sd.calibrate(edm(), 3, recipe=few, reference=run).provenance
+        assert (found["trials"], len(found["mismatch"])) == (4, 5)
+        spent.append(found["network_calls"])
+    assert spent[1] - spent[0] == 4 + 5 + 2
+
+
+def test_a_search_may_leave_where_a_recipe_begins():
+    run = reference()
+    recipe = sd.Recipe(seeds=run.seeds, start=3.0, search=sd.Search(iterations=1))
+    found = sd.calibrate(edm(), 3, recipe=recipe, reference=run)
+    assert found.levels[0].ratio != pytest.approx(3.0 * run.peak_band_rms)
+    fixed = sd.calibrate(edm(), 3, recipe=replace(recipe, search=None), reference=run)
+    assert fixed.levels[0].ratio == pytest.approx(3.0 * run.peak_band_rms)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: sd.Recipe(start=0.0), "start must be > 0, got 0.0"),
+        (lambda: sd.Recipe(start="low"), "start must be a number, got 'low'"),
+        (lambda: sd.Search(probe=-1.0), "probe must be >= 0 and <= 1e+06, got -1.0"),
+    ],
+)
+def test_a_start_or_a_probe_that_means_nothing_is_refused(wrong: Any, said: str):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        wrong()
 
 
 def test_a_network_under_inference_mode_is_calibrated_by_the_same_call():

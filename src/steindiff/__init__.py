@@ -12,7 +12,7 @@ Data flows one way: model → denoiser → step → correction → next state.
 from steindiff._discovery import register
 from steindiff._version import __version__
 from steindiff.bases import BASES, DCT, Basis, Identity
-from steindiff.calibrating import ByAlignment, Progress, Recipe, calibrate, calibrate_budgets
+from steindiff.calibrating import FEW_CALLS, ByAlignment, Progress, Recipe, calibrate, calibrate_budgets
 from steindiff.calibration import Calibration, CalibrationSet
 from steindiff.comparison import CompareOptions, Comparison, compare
 from steindiff.corrections import CORRECTIONS, Correction
@@ -36,6 +36,7 @@ __all__ = [
     "CORRECTIONS",
     "DCT",
     "EDM",
+    "FEW_CALLS",
     "GRIDS",
     "SCHEDULES",
     "SOLVERS",

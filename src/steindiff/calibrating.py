@@ -17,6 +17,7 @@ from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment
 from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.replay import StepWeights
+from steindiff.denoisers.base import Denoiser
 from steindiff.grids.base import Grid
 from steindiff.grids.rules import Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
@@ -24,7 +25,7 @@ from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import SAME_MODEL, Model, fingerprint_gap
 from steindiff.reference import STEPS, GaussianDensity, ReferenceRun, reference_run
 from steindiff.sampler import levels_for
-from steindiff.search import Mismatch, Search, Trial, Trials, resampled
+from steindiff.search import Mismatch, Probe, Search, Trial, Trials, resampled
 from steindiff.solvers import SOLVERS, Solver
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class Recipe:
             is as near to the limit as 24 steps are, and what is fitted to them cannot beat it.
         to_zero: whether runs end at σ = 0; None: where the schedule suggests.
         grid: where the search begins, or where to step if there is none: a density of the model's own, or any grid.
+        start: where runs begin, in root energies of the strongest band; None: at the schedule's start, or nearer where
+            the search finds better. With `Search(start=False)` they stay there.
         fit: how to correct a step.
         search: how to search; None: step where `grid` says.
         rivals: plain grids the result must beat; one that wins is kept instead. Empty: no comparison is made.
@@ -132,6 +135,7 @@ class Recipe:
     steps: int | None = None
     to_zero: bool | None = None
     grid: Density | Grid = field(default_factory=GaussianDensity)
+    start: float | None = None
     fit: Fits = field(default_factory=ByAlignment)
     search: Search | None = field(default_factory=Search)
     rivals: tuple[Grid, ...] = (LogSNR(), Karras(), UniformTime())
@@ -139,12 +143,22 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.steps is not None:
             at_least("steps", self.steps, 2)
+        if self.start is not None:
+            number("start", self.start, 0.0, open_end=True)
         if self.search is not None and len(self.seeds) < JUDGES:
             raise ValueError(f"seeds must hold at least {JUDGES} to search and judge, got {len(self.seeds)}")
 
     def reference_steps(self, nfes: Iterable[int]) -> int:
         """Steps of a fine trajectory that serves all these budgets."""
         return self.steps or max([STEPS, *(STEPS_EACH * nfe for nfe in nfes)])
+
+
+FEW_CALLS = Recipe(start=0.75, search=Search(start=False, probe=3.0))
+"""For three or four evaluations: begin at less noise, and count what the network still removes from an end.
+
+Samples are nearer to the model's as a set, and less like its many-step samples of the same seeds. Other seeds:
+`dataclasses.replace(FEW_CALLS, seeds=…)`.
+"""
 
 
 def calibrate(
@@ -287,16 +301,16 @@ class Budget:
         """Search, judge, and fit what is kept; `near` are levels found for another budget."""
         reference, recipe = self.reference, self.recipe
         device = reference.model.device
-        objective = Mismatch(reference.basis, reference.samples.to(device), reference.groups(), self.power)
+        denoiser = reference.denoiser()
+        calls = denoiser.calls
+        objective = self.objective(denoiser)
         judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
         apart = judges([reference.model.condition_of(seed) for seed in reference.seeds]) if judged_apart else None
         fitted = None if apart is None else lambda place: place not in apart
         stopped = False
-        denoiser = reference.denoiser()
         plain = Trials(reference, denoiser, self.solver, Plain(), objective, self.told)
         starts = self.starting_points(near)
         trials = replace(plain, correction=recipe.fit(reference, starts[0].steps, fitted))
-        calls = denoiser.calls
         self.total = len(starts) + len(recipe.rivals)
         self.total += recipe.search.trials(self.solver, starts[0]) if recipe.search else 0
         found: dict[str, Found] = {}
@@ -314,7 +328,8 @@ class Budget:
                 raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
             stopped = True
             logger.warning("stopped: keeping the best of %d trials", self.done)
-        name, judged = self.judge(found, apart.__contains__ if apart is not None else lambda place: True)
+        counted = apart.__contains__ if apart is not None else lambda place: True
+        name, judged = self.judge(found, self.objective(denoiser, counted))
         kept = found[name]
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
@@ -347,24 +362,29 @@ class Budget:
 
     def starting_points(self, near: Levels | None) -> list[Levels]:
         """Where a search may begin; the first is where an unsearched calibration steps."""
-        grid = self.recipe.grid
+        grid, start = self.recipe.grid, self.recipe.start
         if isinstance(grid, Grid):
-            return [self.levels(grid)]
-        first = self.levels(grid(self.reference))
+            return [self.levels(grid, start)]
+        first = self.levels(grid(self.reference), start)
         if self.recipe.search is None:
             return [first]
         found = [first] if near is None else [first, resampled(near, first.steps)]
-        if self.recipe.search.start:
+        if self.recipe.search.start and start is None:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def judge(self, found: Mapping[str, Found], judges: Chosen) -> tuple[str, dict[str, float]]:
-        """Which candidate to keep, by samples nothing was fitted to, and J of every candidate's ends of those."""
-        reference = self.reference
-        rows = reference.rows(judges).to(reference.model.device)
-        goal = reference.samples.to(reference.model.device)[rows]
-        objective = Mismatch(reference.basis, goal, reference.groups(judges), self.power)
-        judged = {name: objective(c.trial.states[-1].to(goal)[rows]) for name, c in found.items()}
+    def objective(self, denoiser: Denoiser, counted: Chosen = lambda place: True) -> Mismatch:
+        """J of ends of all samples, by those that are counted."""
+        reference, weight = self.reference, self.recipe.search.probe if self.recipe.search else 0.0
+        goal = reference.samples.to(reference.model.device)
+        probe = (Probe.of(reference, denoiser), weight) if weight else None
+        rows, groups = reference.rows(counted), reference.groups(counted)
+        return Mismatch(reference.basis, goal, groups, self.power, rows=rows, probe=probe)
+
+    def judge(self, found: Mapping[str, Found], objective: Mismatch) -> tuple[str, dict[str, float]]:
+        """Which candidate to keep, by J of samples nothing was fitted to, and that J of every candidate."""
+        device = self.reference.model.device
+        judged = {name: objective(c.trial.states[-1].to(device)) for name, c in found.items()}
         best = min((name for name, c in found.items() if c.corrected), key=judged.__getitem__)
         whole = {name: c.trial.mismatch for name, c in found.items()}
         rivals = [name for name, c in found.items() if not c.corrected]

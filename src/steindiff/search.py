@@ -15,6 +15,13 @@ A trial runs the coarse trajectory of the calibration seeds and compares its end
 primes for deviations from the mean of the same condition. J is a sum of squares, and the end of a run is a smooth
 function of a handful of numbers: Levenberg–Marquardt steps, with a Jacobian by finite differences, find its minimum. A
 trial that moves level i repeats only the evaluations from i on.
+
+The weights of the last step make the second term vanish: an end may have the energy of a fine one in every band, and
+yet the network finds more to remove in it. So J may count that, too (`Search.probe`): the second term again, of
+
+    P(x) = D(x + σ n, σ) − x,   σ = 0.6 σ_data,
+
+with the same noise n for x and y. It costs one evaluation a trial.
 """
 
 from __future__ import annotations
@@ -50,32 +57,89 @@ FEWEST_STEPS = 4
 """Runs below this many steps are searched for longer."""
 TELLING = (math.log(0.6), math.log(1.4))
 """Bounds of log c."""
+PROBED = 0.6
+"""σ/α of what is probed, over σ_data."""
 
 
-class Mismatch:
-    r"""J, as a vector of residuals whose squares add up to it."""
+@dataclass(frozen=True)
+class Probe:
+    r"""What the network still removes: P(x) = D(x + σ n, σ) − x of ends x of a reference's seeds, `(N, *)`."""
 
-    def __init__(self, basis: Basis, goal: Tensor, groups: Groups, power: float = 0.5, tail: float = 0.1) -> None:
-        self.basis, self.groups = basis, groups
-        self.known = basis.forward(goal)
-        self.wanted = basis.average((self.known - groups.means(self.known)).square())
+    denoiser: Denoiser
+    level: Level
+    noise: Tensor
+
+    @classmethod
+    def of(cls, reference: ReferenceRun, denoiser: Denoiser) -> Probe:
+        """At σ = 0.6 σ_data, with noise no run begins with."""
+        schedule = reference.model.schedule
+        ratio = max(schedule.ratio_min, min(schedule.ratio_max, PROBED * reference.sigma_data))
+        level = schedule.at(-math.log(ratio))
+        return cls(denoiser, level, reference.model.noise([seed ^ 2**31 for seed in reference.local_seeds], level))
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.denoiser(self.level.alpha * x + self.noise, self.level) - x
+
+
+class Goal:
+    """Coefficients `(N, *)` that others should be like, and how much each band counts."""
+
+    def __init__(self, basis: Basis, known: Tensor, groups: Groups, power: float) -> None:
+        self.basis, self.groups, self.known = basis, groups, known
+        self.wanted = basis.average((known - groups.means(known)).square())
         energy = mean(self.wanted).clamp(min=TINY)
         self.bands = energy**power / (energy**power).sum()
         self.faint = FAINT * energy
-        index = band_index(basis, goal.device)
-        size = band_sizes(basis, goal.device) * len(groups.whole)
-        factors = (self.bands * weights_of(self.wanted, tail) / size).sqrt()  # (N, K)
-        self.factors = factors[:, index].to(goal.dtype)
 
     def gap(self, made: Tensor) -> Tensor:
         """E log(|x′_f|² + t_f) − E log(|y′_f|² + t_f) for coefficients `made`, `(K,)`."""
         energy = self.basis.average((made - self.groups.means(made)).square())
         return mean((energy + self.faint).log() - (self.wanted + self.faint).log())
 
+
+class Mismatch:
+    r"""J, as a vector of residuals whose squares add up to it.
+
+    Args:
+        basis: and its bands.
+        goal: ends of the fine trajectory, `(N, *)`.
+        groups: which of the samples that count share a condition.
+        power: p.
+        tail: weight of busy samples.
+        rows: which samples count, `(N,)` bool; None: all.
+        probe: what the network still removes, and how much that counts.
+    """
+
+    def __init__(
+        self,
+        basis: Basis,
+        goal: Tensor,
+        groups: Groups,
+        power: float = 0.5,
+        tail: float = 0.1,
+        rows: Tensor | None = None,
+        probe: tuple[Probe, float] | None = None,
+    ) -> None:
+        self.basis, self.rows, self.probe = basis, slice(None) if rows is None else rows.to(goal.device), probe
+        self.goal = Goal(basis, basis.forward(goal[self.rows]), groups, power)
+        self.removed = None
+        if probe is not None:
+            self.removed = Goal(basis, basis.forward(probe[0](goal)[self.rows]), groups, power)
+        index = band_index(basis, goal.device)
+        size = band_sizes(basis, goal.device) * len(groups.whole)
+        factors = (self.goal.bands * weights_of(self.goal.wanted, tail) / size).sqrt()  # (N, K)
+        self.factors = factors[:, index].to(goal.dtype)
+
     def residuals(self, x: Tensor) -> Residuals:
         """The residuals of ends `x`, `(N, *)`."""
-        made = self.basis.forward(x)
-        return Residuals(((made - self.known) * self.factors).flatten(1), self.bands.sqrt() * self.gap(made))
+        made = self.basis.forward(x[self.rows])
+        gaps = [self.goal.bands.sqrt() * self.goal.gap(made)]
+        if self.probe is not None and self.removed is not None:
+            probe, weight = self.probe
+            removed = self.basis.forward(probe(x)[self.rows])
+            gaps.append((weight * self.removed.bands).sqrt() * self.removed.gap(removed))
+        return Residuals(((made - self.goal.known) * self.factors).flatten(1), torch.cat(gaps))
 
     def __call__(self, x: Tensor) -> float:
         """J of ends `x`."""
@@ -83,7 +147,7 @@ class Mismatch:
 
 
 class Residuals(NamedTuple):
-    """The two parts of J: coefficients of this process's samples, `(N, D)`, and bands of all samples, `(K,)`."""
+    """The parts of J: coefficients of this process's samples, `(N, D)`, and bands of all, `(K,)`; probed, `(2 K,)`."""
 
     errors: Tensor
     gaps: Tensor
@@ -211,6 +275,7 @@ class Search:
         start: search the first level too; hosts that always begin with unit noise cannot.
         telling: search what the network is told.
         power: p of J: bands count by their energy to this power.
+        probe: how much it counts what the network still removes from an end; 0: nothing is probed.
         enough: stop when an iteration lowers J by less than this share.
     """
 
@@ -220,12 +285,14 @@ class Search:
     telling: bool = True
     power: float = 0.5
     enough: float = 0.01
+    probe: float = 0.0
 
     def __post_init__(self) -> None:
         if self.iterations is not None:
             at_least("iterations", self.iterations, 0)
         number("power", self.power, 0.0, 4.0)
         number("enough", self.enough, 0.0, 1.0)
+        number("probe", self.probe, 0.0, 1e6)
 
     def coordinates(self, solver: Solver, levels: Levels) -> list[Coordinate]:
         """What there is to search: levels the solver may move, and levels at which it evaluates."""

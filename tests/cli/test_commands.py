@@ -173,6 +173,17 @@ def test_calibrate_prints_ratios_of_noise_to_signal(steindiff, tmp_path, monkeyp
     assert levels[0].ratio > 100
 
 
+def test_calibrate_for_few(steindiff, tmp_path):
+    done = steindiff(f"calibrate --model digits --few --nfe 3 --num 12 --search 1 --out {tmp_path}")
+    assert done.code == 0, done.err
+    made = Calibration.load(next(tmp_path.glob("*-dpmpp-2m-3.json")))
+    assert "iterations=1" in made.provenance["search"]
+    assert "start=False" in made.provenance["search"]
+    assert "probe=3.0" in made.provenance["search"]
+    wrong = steindiff(f"calibrate --model digits --few --search 0 --out {tmp_path}")
+    assert "search must be >= 1 with --few, got 0" in wrong.err
+
+
 @pytest.mark.parametrize("method", ["edm", "logsnr"])
 def test_one_name_one_grid(steindiff, tmp_path, method):
     """`--method edm` steps where Python's `GRIDS["edm"]` does."""

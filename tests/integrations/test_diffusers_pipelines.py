@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from steindiff import sample
-from steindiff.calibrating import Progress, Recipe
+from steindiff.calibrating import FEW_CALLS, Progress, Recipe
 from steindiff.calibration import Calibration
 from steindiff.corrections.replay import Replay
 from steindiff.grids import LogSNR
@@ -896,6 +896,16 @@ def test_a_late_start_where_the_host_begins_with_unit_noise_is_refused():
     with ours.stabilize(pipe, replace(known, levels=levels)):
         pipe.scheduler.set_timesteps(5)
         assert pipe.scheduler.init_noise_sigma == levels[0].sigma < 1.0
+
+
+def test_a_recipe_that_begins_late_needs_a_host_that_can():
+    few = replace(FEW_CALLS, seeds=range(6), steps=6, search=replace(FEW_CALLS.search, iterations=1))
+    with pytest.raises(ValueError, match=r"recipe.start must be None, got 0.75: runs of DDPMScheduler begin at its"):
+        ours.calibrate(tiny.ddpm(), nfe=4, **{**QUICK, "recipe": few})
+    case = CASES["sd"]
+    calibration = ours.calibrate(case.make(), nfe=5, solver=Heun(), **{**QUICK, "recipe": few}, **case.call)
+    assert calibration.provenance["network_calls"] > 0
+    ours.stabilize(case.make(), calibration)
 
 
 def test_unipc_bh1_to_zero_is_refused():

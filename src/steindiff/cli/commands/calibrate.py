@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from steindiff._distributed import rank
 from steindiff._files import folder
-from steindiff.calibrating import Recipe
+from steindiff.calibrating import FEW_CALLS, Recipe
 from steindiff.cli import options, subjects
 from steindiff.cli.output import note, print_json
 from steindiff.cli.output import written as say_written
@@ -19,6 +20,7 @@ from steindiff.solvers import SOLVERS
 EXAMPLES = (
     "steindiff calibrate --nfe 5 --out calibrations",
     "steindiff calibrate --solver dpmpp-3m --nfe 4,5,6,8 --num 256 --device cuda --batch 256 --out calibrations",
+    "steindiff calibrate --few --nfe 3,4 --out few",
     "steindiff calibrate --guidance 2 --nfe 6 --out guided",
     "steindiff calibrate --model my-pipeline --prompt 'a red fox' --prompt 'a lake' --out mine",
     "torchrun --nproc_per_node=8 -m -- steindiff.cli calibrate --num 512 --batch 64 --out calibrations",
@@ -26,6 +28,15 @@ EXAMPLES = (
 
 TOGETHER = True
 """Processes started by torchrun share the work."""
+
+
+def recipe_for(seeds: range, search: int | None, few: bool) -> Recipe:
+    """How to calibrate."""
+    if not few:
+        return Recipe(seeds=seeds, search=None if search == 0 else Search(iterations=search))
+    if search == 0 or FEW_CALLS.search is None:
+        raise ValueError("search must be >= 1 with --few, got 0: what --few counts is searched by")
+    return replace(FEW_CALLS, seeds=seeds, search=replace(FEW_CALLS.search, iterations=search))
 
 
 def command(
@@ -43,6 +54,10 @@ def command(
         int | None,
         typer.Option(help="Iterations of the search, at most; 0: do not search. [default: 2, below 4 steps 3]", min=0),
     ] = None,
+    few: Annotated[
+        bool,
+        typer.Option("--few", help="For 3 or 4 evaluations: nearer to the model as a set, less like the same seeds."),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Measure a model once, so that sampling with few evaluations loses less; replaying costs nothing.
@@ -52,7 +67,7 @@ def command(
     """
     nfes = options.numbers("nfe", nfe)
     chosen = SOLVERS.resolve("solver", solver)
-    recipe = Recipe(seeds=options.seeds(num, seed), search=None if search == 0 else Search(iterations=search))
+    recipe = recipe_for(options.seeds(num, seed), search, few)
     subject = subjects.subject(model, guidance, device, forward_only=True, prompts=prompt or (), batch=batch)
     folder(out)
     made = subject.calibrate(nfes, chosen, recipe, batch)

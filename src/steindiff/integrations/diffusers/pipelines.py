@@ -214,6 +214,9 @@ def calibrate(
     model = capture(pipe, scheduler, batch=batch, **call).model()
     # Only some hosts can begin below the first level: pipelines begin with unit noise.
     late = hasattr(type(scheduler).stock, "init_noise_sigma")
+    if recipe.start is not None and not late:
+        name = type(pipe.scheduler).__name__
+        raise ValueError(f"recipe.start must be None, got {recipe.start!r}: runs of {name} begin at its first level")
     search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
     recipe = replace(recipe, to_zero=True, search=search)  # the host's runs end at σ = 0
     announce(model, recipe, budgets, batch)
@@ -271,7 +274,12 @@ def pictures(pipe: Any, shape: Sequence[int]) -> tuple[Callable[[Tensor], Tensor
 
 def work(recipe: Recipe, nfe: int) -> int:
     """About how many evaluations of a seed a search takes."""
-    searched = 0 if recipe.search is None else recipe.search.iterations_of(nfe) * nfe * (nfe + 1) + 6 * nfe
+    searched = 0
+    if recipe.search is not None:
+        rounds = recipe.search.iterations_of(nfe)
+        searched = rounds * nfe * (nfe + 1) + 6 * nfe
+        if recipe.search.probe:  # one evaluation a trial
+            searched += rounds * (2 * nfe + 3) + 3
     return searched + nfe * (2 + len(recipe.rivals))
 
 
