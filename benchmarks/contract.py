@@ -1,13 +1,14 @@
 """The contract of calibration: on fresh seeds never more than 1 % worse than the best plain grid.
 
     python benchmarks/contract.py
+    python benchmarks/contract.py --few --out benchmarks/results/contract_few.json
 
 Ten toys × every solver × 3 to 10 evaluations, by the default recipe. The measures are the weighted mismatch to the fine
 trajectory of the same seeds and the honest distance, Fréchet to many-step samples of other seeds; each is taken on
 `BLOCKS` sets of seeds, so that chance can be told from loss. A distance below that of the many-step samples themselves
 counts as theirs: it is chance, too. Cells are independent: what `--out` holds is not measured again. Cells that break
-the contract are repeated with `MORE`. tests/test_search.py checks a sample of the cells. Writes
-`benchmarks/results/contract.json`.
+the contract are repeated with more seeds. `--few` measures the recipe for few calls, at 3 and 4. tests/test_search.py
+checks a sample of the cells. Writes `benchmarks/results/contract.json`.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ BLOCKS, BLOCK, FINE = 8, 256, 64
 ALLOWED, ERRORS = 1.01, 2.0
 """A cell breaks the contract where it is worse than this factor by more than so many standard errors."""
 RECIPE = sd.Recipe()
-MORE = replace(RECIPE, seeds=range(10**6, 10**6 + 256), steps=48)
-"""More seeds and a finer trajectory: 64 may not see what happens to one sample in a hundred."""
+FEW = (3, 4)
+"""Budgets the recipe for few calls is measured at."""
 TINY = 1e-4
 """Mismatches below a ten-thousandth of the energy, and distances below that of it, are not told apart."""
 
@@ -286,19 +287,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "contract.json")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--few", action="store_true", help="measure FEW_CALLS, at 3 and 4 evaluations")
     arguments = parser.parse_args()
+    usual = sd.FEW_CALLS if arguments.few else RECIPE
+    # More seeds and a finer trajectory: 64 may not see what happens to one sample in a hundred.
+    more = replace(usual, seeds=range(10**6, 10**6 + 256), steps=48)
+    planned = [cell for cell in cells() if not arguments.few or cell.nfe in FEW]
     until = time.monotonic() + arguments.seconds
     known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     records, again = known.get("records", {}), known.get("broken, repeated", {})
     facts = {
         "seed": SEED,
-        "calibration seeds": [RECIPE.seeds[0], len(RECIPE.seeds)],
-        "calibration seeds of what is repeated": [MORE.seeds[0], len(MORE.seeds)],
+        "calibration seeds": [usual.seeds[0], len(usual.seeds)],
+        "calibration seeds of what is repeated": [more.seeds[0], len(more.seeds)],
         "fresh seeds": [FRESH, BLOCKS * BLOCK],
         "seeds of the own distance": [OTHERS, BLOCKS * BLOCK],
-        "nfe": [*BUDGETS],
+        "nfe": [*(FEW if arguments.few else BUDGETS)],
         "backward_passes": 0,
-        "matrix": len(cells()),
+        "matrix": len(planned),
         **machine("cpu"),
     }
 
@@ -307,8 +313,8 @@ def main() -> None:
         write_json(arguments.out, {**facts, **parts})
 
     with multiprocessing.get_context("spawn").Pool(arguments.jobs, torch.set_num_threads, (1,)) as pool:
-        for found, recipe in ((records, RECIPE), (again, MORE)):
-            wanted = [cell for cell in cells() if recipe is RECIPE or "broken" in records.get(name_of(cell), ())]
+        for found, recipe in ((records, usual), (again, more)):
+            wanted = [cell for cell in planned if recipe is usual or "broken" in records.get(name_of(cell), ())]
             wanted.sort(key=lambda cell: -cell.nfe)  # where plain solvers are best first
             missing = [cell for cell in wanted if name_of(cell) not in found]
             for name, record in pool.imap_unordered(partial(named, recipe=recipe), missing):

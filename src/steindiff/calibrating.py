@@ -17,7 +17,6 @@ from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment
 from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.replay import StepWeights
-from steindiff.denoisers.base import Denoiser
 from steindiff.grids.base import Grid
 from steindiff.grids.rules import Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
@@ -38,6 +37,8 @@ Density = Callable[[ReferenceRun], Grid]
 
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
+LEAST_START = 3.0
+"""No recipe's runs begin below this many σ_data: noise alone is no state there."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 FEW_STEPS = 5
@@ -124,8 +125,8 @@ class Recipe:
             is as near to the limit as 24 steps are, and what is fitted to them cannot beat it.
         to_zero: whether runs end at σ = 0; None: where the schedule suggests.
         grid: where the search begins, or where to step if there is none: a density of the model's own, or any grid.
-        start: where runs begin, in root energies of the strongest band; None: at the schedule's start, or nearer where
-            the search finds better. With `Search(start=False)` they stay there.
+        start: where runs begin, in root energies of the strongest band, but not below 3 σ_data; None: at the schedule's
+            start, or nearer where the search finds better. With `Search(start=False)` they stay there.
         fit: how to correct a step.
         search: how to search; None: step where `grid` says.
         rivals: plain grids the result must beat; one that wins is kept instead. Empty: no comparison is made.
@@ -288,6 +289,11 @@ class Budget:
         """How much bands count by their energy, also where nothing is searched."""
         return (self.recipe.search or Search()).power
 
+    @property
+    def probing(self) -> float:
+        """How much what the network still removes counts."""
+        return self.recipe.search.probe if self.recipe.search else 0.0
+
     def told(self, mismatch: float) -> None:
         """Report a trial; stop where that is asked for."""
         self.done += 1
@@ -303,14 +309,15 @@ class Budget:
         device = reference.model.device
         denoiser = reference.denoiser()
         calls = denoiser.calls
-        objective = self.objective(denoiser)
+        probe = (Probe.of(reference, denoiser), self.probing) if self.probing else None
         judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
         apart = judges([reference.model.condition_of(seed) for seed in reference.seeds]) if judged_apart else None
         fitted = None if apart is None else lambda place: place not in apart
         stopped = False
-        plain = Trials(reference, denoiser, self.solver, Plain(), objective, self.told)
+        plain = Trials(reference, denoiser, self.solver, Plain(), self.objective(), self.told)
         starts = self.starting_points(near)
-        trials = replace(plain, correction=recipe.fit(reference, starts[0].steps, fitted))
+        searched_by = plain.objective if probe is None else self.objective(probe=probe)
+        trials = replace(plain, correction=recipe.fit(reference, starts[0].steps, fitted), objective=searched_by)
         self.total = len(starts) + len(recipe.rivals)
         self.total += recipe.search.trials(self.solver, starts[0]) if recipe.search else 0
         found: dict[str, Found] = {}
@@ -329,7 +336,7 @@ class Budget:
             stopped = True
             logger.warning("stopped: keeping the best of %d trials", self.done)
         counted = apart.__contains__ if apart is not None else lambda place: True
-        name, judged = self.judge(found, self.objective(denoiser, counted))
+        name, judged = self.judge(found, counted, probe)
         kept = found[name]
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
@@ -363,6 +370,8 @@ class Budget:
     def starting_points(self, near: Levels | None) -> list[Levels]:
         """Where a search may begin; the first is where an unsearched calibration steps."""
         grid, start = self.recipe.grid, self.recipe.start
+        if start is not None:
+            start = max(start, LEAST_START * self.reference.sigma_data / self.reference.peak_band_rms)
         if isinstance(grid, Grid):
             return [self.levels(grid, start)]
         first = self.levels(grid(self.reference), start)
@@ -373,27 +382,36 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def objective(self, denoiser: Denoiser, counted: Chosen = lambda place: True) -> Mismatch:
+    def objective(self, counted: Chosen = lambda place: True, probe: tuple[Probe, float] | None = None) -> Mismatch:
         """J of ends of all samples, by those that are counted."""
-        reference, weight = self.reference, self.recipe.search.probe if self.recipe.search else 0.0
+        reference = self.reference
         goal = reference.samples.to(reference.model.device)
-        probe = (Probe.of(reference, denoiser), weight) if weight else None
         rows, groups = reference.rows(counted), reference.groups(counted)
         return Mismatch(reference.basis, goal, groups, self.power, rows=rows, probe=probe)
 
-    def judge(self, found: Mapping[str, Found], objective: Mismatch) -> tuple[str, dict[str, float]]:
-        """Which candidate to keep, by J of samples nothing was fitted to, and that J of every candidate."""
-        device = self.reference.model.device
-        judged = {name: objective(c.trial.states[-1].to(device)) for name, c in found.items()}
-        best = min((name for name, c in found.items() if c.corrected), key=judged.__getitem__)
-        whole = {name: c.trial.mismatch for name, c in found.items()}
-        rivals = [name for name, c in found.items() if not c.corrected]
+    def judge(
+        self, found: Mapping[str, Found], counted: Chosen, probe: tuple[Probe, float] | None
+    ) -> tuple[str, dict[str, float]]:
+        """Which candidate to keep, by J of samples nothing was fitted to, and that J of every candidate.
+
+        A probe helps to choose among what it was searched with. That a plain run is beaten is for the ends to show.
+        """
+        ends = {name: c.trial.states[-1].to(self.reference.model.device) for name, c in found.items()}
+        pairs = self.objective(counted)
+        judged = {name: pairs(x) for name, x in ends.items()}
+        corrected = {name: judged[name] for name, c in found.items() if c.corrected}
+        if probe is not None:
+            chooses = self.objective(counted, probe)
+            corrected = {name: chooses(ends[name]) for name in corrected}
+        best = min(corrected, key=corrected.__getitem__)
+        rivals = {name: c.trial.mismatch for name, c in found.items() if not c.corrected}
         if not rivals:
             return best, judged
         # Nothing is fitted to a plain run, so all of its samples judge it. Few judge a calibration, and a rare one that
         # goes astray may not be among them: all of them must say so too.
-        plain = min(rivals, key=whole.__getitem__)
-        nearer = all(known[best] < BETTER * known[plain] for known in (judged, whole))
+        plain = min(rivals, key=rivals.__getitem__)
+        whole = found[best].trial.mismatch if probe is None else self.objective()(ends[best])
+        nearer = judged[best] < BETTER * judged[plain] and whole < BETTER * rivals[plain]
         return (best if nearer else plain), judged
 
     def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:
