@@ -163,7 +163,7 @@ class Remainder:
         basis, counted = self.fine.basis, self.fine.groups(range(self.learned).__contains__)
         objective = Mismatch(basis, goal[: self.learned], counted)
         coefficients = basis.forward(ends)
-        factor = (-0.5 * objective.goal.gap(coefficients[: self.learned])).exp()
+        factor = (-0.5 * objective.energies.gap(coefficients[: self.learned])).exp()
         return basis.inverse(coefficients * basis.spread(factor).to(ends.dtype))
 
     def records(self, nfe: int) -> list[dict[str, Any]]:

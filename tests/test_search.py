@@ -26,7 +26,7 @@ from steindiff.calibrating import Progress, judges
 from steindiff.corrections.alignment import Groups
 from steindiff.corrections.base import Transition
 from steindiff.denoisers import Gaussian
-from steindiff.grids.rules import LogSNR, UniformTime
+from steindiff.grids.rules import Explicit, LogSNR, UniformTime
 from steindiff.loop import Cancelled, State, advance
 from steindiff.metrics import spread
 from steindiff.reference import GaussianDensity
@@ -55,7 +55,7 @@ def test_a_sample_near_zero_does_not_decide():
     objective = Mismatch(BASIS, BASIS.inverse(goal), Groups.of([None] * 60))
     moved = goal.clone()
     moved[0], moved[1] = 1e-3, goal[1] - 1e-3 + 1e-6
-    assert float(objective.goal.gap(moved).abs().max()) < 1e-3
+    assert float(objective.energies.gap(moved).abs().max()) < 1e-3
 
 
 def test_an_end_that_is_not_finite_is_infinitely_far():
@@ -103,7 +103,7 @@ def test_a_probe_sees_what_energies_do_not():
     made = run.basis.forward(goal + 0.2 * torch.randn(goal.shape, generator=torch.Generator().manual_seed(1)))
     plain = Mismatch(run.basis, goal, run.groups())
     for _ in range(20):
-        gain = (-0.5 * plain.goal.gap(made)).exp()
+        gain = (-0.5 * plain.energies.gap(made)).exp()
         made = run.groups().means(made) + (made - run.groups().means(made)) * run.basis.spread(gain).float()
     probed = Mismatch(run.basis, goal, run.groups(), probe=(Probe.of(run, run.denoiser()), 1.0))
     energies, removed = probed.residuals(run.basis.inverse(made)).gaps.square().view(2, -1).sum(1)
@@ -457,6 +457,7 @@ def test_few_calls_keep_the_contract(toy: str):
     [
         (lambda: sd.Recipe(start=0.0), "start must be > 0, got 0.0"),
         (lambda: sd.Recipe(start="low"), "start must be a number, got 'low'"),
+        (lambda: sd.Recipe(start=0.75, grid=Explicit((3.0, 1.0))), "start must be None with an Explicit grid, whose"),
         (lambda: sd.Search(probe=-1.0), "probe must be >= 0 and <= 1e+06, got -1.0"),
     ],
 )

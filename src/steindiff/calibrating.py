@@ -18,7 +18,7 @@ from steindiff.corrections.alignment import Alignment
 from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.replay import StepWeights
 from steindiff.grids.base import Grid
-from steindiff.grids.rules import Karras, LogSNR, UniformTime
+from steindiff.grids.rules import Explicit, Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
 from steindiff.loop import Cancelled, StepInfo, sample
 from steindiff.model import SAME_MODEL, Model, fingerprint_gap
@@ -146,6 +146,8 @@ class Recipe:
             at_least("steps", self.steps, 2)
         if self.start is not None:
             number("start", self.start, 0.0, open_end=True)
+            if isinstance(self.grid, Explicit):
+                raise ValueError(f"start must be None with an Explicit grid, whose first time it is, got {self.start!r}")
         if self.search is not None and len(self.seeds) < JUDGES:
             raise ValueError(f"seeds must hold at least {JUDGES} to search and judge, got {len(self.seeds)}")
 
@@ -335,8 +337,7 @@ class Budget:
                 raise Cancelled("stopped before the first calibrated run; there is nothing to keep") from None
             stopped = True
             logger.warning("stopped: keeping the best of %d trials", self.done)
-        counted = apart.__contains__ if apart is not None else lambda place: True
-        name, judged = self.judge(found, counted, probe)
+        name, judged = self.judge(found, None if apart is None else apart.__contains__, probe)
         kept = found[name]
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
@@ -382,15 +383,17 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def objective(self, counted: Chosen = lambda place: True, probe: tuple[Probe, float] | None = None) -> Mismatch:
-        """J of ends of all samples, by those that are counted."""
+    def objective(self, counted: Chosen | None = None, probe: tuple[Probe, float] | None = None) -> Mismatch:
+        """J of the ends of all samples, by those that are counted; None: all."""
         reference = self.reference
         goal = reference.samples.to(reference.model.device)
+        if counted is None:
+            return Mismatch(reference.basis, goal, reference.groups(), self.power, probe=probe)
         rows, groups = reference.rows(counted), reference.groups(counted)
         return Mismatch(reference.basis, goal, groups, self.power, rows=rows, probe=probe)
 
     def judge(
-        self, found: Mapping[str, Found], counted: Chosen, probe: tuple[Probe, float] | None
+        self, found: Mapping[str, Found], counted: Chosen | None, probe: tuple[Probe, float] | None
     ) -> tuple[str, dict[str, float]]:
         """Which candidate to keep, by J of samples nothing was fitted to, and that J of every candidate.
 

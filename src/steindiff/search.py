@@ -82,11 +82,11 @@ class Probe:
         return self.denoiser(self.level.alpha * x + self.noise, self.level) - x
 
 
-class Goal:
-    """Coefficients `(N, *)` that others should be like, and how much each band counts."""
+class Energies:
+    """The band energies of coefficients `(N, *)` that others should have, too, and how much each band counts."""
 
     def __init__(self, basis: Basis, known: Tensor, groups: Groups, power: float) -> None:
-        self.basis, self.groups, self.known = basis, groups, known
+        self.basis, self.groups = basis, groups
         self.wanted = basis.average((known - groups.means(known)).square())
         energy = mean(self.wanted).clamp(min=TINY)
         self.bands = energy**power / (energy**power).sum()
@@ -121,25 +121,26 @@ class Mismatch:
         rows: Tensor | None = None,
         probe: tuple[Probe, float] | None = None,
     ) -> None:
-        self.basis, self.rows, self.probe = basis, slice(None) if rows is None else rows.to(goal.device), probe
-        self.goal = Goal(basis, basis.forward(goal[self.rows]), groups, power)
-        self.removed = None
+        self.basis, self.probe = basis, probe
+        self.rows = slice(None) if rows is None else rows.to(goal.device)
+        self.known = basis.forward(goal[self.rows])
+        self.energies, self.removed = Energies(basis, self.known, groups, power), None
         if probe is not None:
-            self.removed = Goal(basis, basis.forward(probe[0](goal)[self.rows]), groups, power)
+            self.removed = Energies(basis, basis.forward(probe[0](goal)[self.rows]), groups, power)
         index = band_index(basis, goal.device)
         size = band_sizes(basis, goal.device) * len(groups.whole)
-        factors = (self.goal.bands * weights_of(self.goal.wanted, tail) / size).sqrt()  # (N, K)
+        factors = (self.energies.bands * weights_of(self.energies.wanted, tail) / size).sqrt()  # (N, K)
         self.factors = factors[:, index].to(goal.dtype)
 
     def residuals(self, x: Tensor) -> Residuals:
         """The residuals of ends `x`, `(N, *)`."""
         made = self.basis.forward(x[self.rows])
-        gaps = [self.goal.bands.sqrt() * self.goal.gap(made)]
+        gaps = [self.energies.bands.sqrt() * self.energies.gap(made)]
         if self.probe is not None and self.removed is not None:
             probe, weight = self.probe
             removed = self.basis.forward(probe(x)[self.rows])
             gaps.append((weight * self.removed.bands).sqrt() * self.removed.gap(removed))
-        return Residuals(((made - self.goal.known) * self.factors).flatten(1), torch.cat(gaps))
+        return Residuals(((made - self.known) * self.factors).flatten(1), torch.cat(gaps))
 
     def __call__(self, x: Tensor) -> float:
         """J of ends `x`."""

@@ -14,7 +14,6 @@ from steindiff.calibrating import FEW_CALLS, Recipe
 from steindiff.cli import options, subjects
 from steindiff.cli.output import note, print_json
 from steindiff.cli.output import written as say_written
-from steindiff.search import Search
 from steindiff.solvers import SOLVERS
 
 EXAMPLES = (
@@ -32,11 +31,12 @@ TOGETHER = True
 
 def recipe_for(seeds: range, search: int | None, few: bool) -> Recipe:
     """How to calibrate."""
-    if not few:
-        return Recipe(seeds=seeds, search=None if search == 0 else Search(iterations=search))
-    if search == 0 or FEW_CALLS.search is None:
+    recipe = replace(FEW_CALLS if few else Recipe(), seeds=seeds)
+    if few and search == 0:
         raise ValueError("search must be >= 1 with --few, got 0: what --few counts is searched by")
-    return replace(FEW_CALLS, seeds=seeds, search=replace(FEW_CALLS.search, iterations=search))
+    if search is None or recipe.search is None:
+        return recipe
+    return replace(recipe, search=replace(recipe.search, iterations=search) if search else None)
 
 
 def command(
