@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from comparison import CHOICE_SEED, PREPARATION_SEED, load_model, sigmas
 from recording import Records, machine, options
 from steindiff import Calibration, Model, Recipe, calibrate, datasets, reference_run
-from steindiff.calibrating import Budget, ByAlignment, step_weights
+from steindiff.calibrating import Budget, ByAlignment
 from steindiff.images import to_uint8
 from steindiff.levels import Levels
 from steindiff.loop import StepInfo, sample
@@ -143,7 +143,7 @@ class Remainder:
         """The calibration at other levels, or with another fit."""
         reference = self.reference
         budget = Budget(reference, made.solver, made.nfe, replace(self.recipe, fit=fit))
-        steps = tuple(map(step_weights, budget.refit(levels, reference.denoiser())))
+        steps = budget.refit(levels, reference.denoiser())
         return replace(made, levels=levels, steps=steps)
 
     def searched(self, made: Calibration) -> Calibration:
@@ -192,6 +192,7 @@ def rounded(x: Tensor) -> Tensor:
     return to_uint8(x).float() / 127.5 - 1.0
 
 
+@torch.random.fork_rng(devices=[])
 def led_on(ends: Tensor, known: Tensor, goal: Tensor, learned: int) -> Tensor:
     """All ends, `(N, C, H, W)`, and what a small network adds that learned on the first ones to lead them to the goal.
 

@@ -457,7 +457,7 @@ def test_few_calls_keep_the_contract(toy: str):
     [
         (lambda: sd.Recipe(start=0.0), "start must be > 0, got 0.0"),
         (lambda: sd.Recipe(start="low"), "start must be a number, got 'low'"),
-        (lambda: sd.Recipe(start=0.75, grid=Explicit((3.0, 1.0))), "start must be None with an Explicit grid, whose"),
+        (lambda: sd.Recipe(start=0.75, grid=Explicit((3.0, 1.0))), "start must be None with an Explicit grid, which"),
         (lambda: sd.Search(probe=-1.0), "probe must be >= 0 and <= 1e+06, got -1.0"),
     ],
 )

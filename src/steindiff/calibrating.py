@@ -17,6 +17,7 @@ from steindiff.calibration import Calibration
 from steindiff.corrections.alignment import Alignment
 from steindiff.corrections.base import Correction, Plain
 from steindiff.corrections.replay import StepWeights
+from steindiff.denoisers.base import Denoiser
 from steindiff.grids.base import Grid
 from steindiff.grids.rules import Explicit, Karras, LogSNR, UniformTime
 from steindiff.levels import Levels
@@ -147,7 +148,9 @@ class Recipe:
         if self.start is not None:
             number("start", self.start, 0.0, open_end=True)
             if isinstance(self.grid, Explicit):
-                raise ValueError(f"start must be None with an Explicit grid, whose first time it is, got {self.start!r}")
+                raise ValueError(
+                    f"start must be None with an Explicit grid, which says it, got {self.start!r}"
+                )
         if self.search is not None and len(self.seeds) < JUDGES:
             raise ValueError(f"seeds must hold at least {JUDGES} to search and judge, got {len(self.seeds)}")
 
@@ -341,7 +344,7 @@ class Budget:
         kept = found[name]
         steps: tuple[StepWeights, ...] = (StepWeights(),) * kept.trial.levels.steps
         if kept.corrected:
-            steps = tuple(map(step_weights, self.refit(kept.trial.levels, denoiser)))
+            steps = self.refit(kept.trial.levels, denoiser)
         spent = denoiser.calls - calls
         return Calibration(
             solver=self.solver,
@@ -417,11 +420,12 @@ class Budget:
         nearer = judged[best] < BETTER * judged[plain] and whole < BETTER * rivals[plain]
         return (best if nearer else plain), judged
 
-    def refit(self, levels: Levels, denoiser: Any) -> tuple[Mapping[str, Any], ...]:
+    def refit(self, levels: Levels, denoiser: Denoiser) -> tuple[StepWeights, ...]:
         """The weights of every step, fitted to all seeds."""
         reference = self.reference
         x = reference.model.noise(reference.local_seeds, levels[0])
-        return sample(denoiser, x, levels, self.solver, self.recipe.fit(reference, levels.steps)).statistics
+        made = sample(denoiser, x, levels, self.solver, self.recipe.fit(reference, levels.steps))
+        return tuple(map(step_weights, made.statistics))
 
 
 def step_weights(statistics: Mapping[str, Any]) -> StepWeights:
