@@ -148,9 +148,7 @@ class Recipe:
         if self.start is not None:
             number("start", self.start, 0.0, open_end=True)
             if isinstance(self.grid, Explicit):
-                raise ValueError(
-                    f"start must be None with an Explicit grid, which says it, got {self.start!r}"
-                )
+                raise ValueError(f"start must be None with an Explicit grid, which says it, got {self.start!r}")
         if self.search is not None and len(self.seeds) < JUDGES:
             raise ValueError(f"seeds must hold at least {JUDGES} to search and judge, got {len(self.seeds)}")
 
