@@ -157,7 +157,7 @@ class Recipe:
         return self.steps or max([STEPS, *(STEPS_EACH * nfe for nfe in nfes)])
 
 
-FEW_CALLS = Recipe(start=0.75, search=Search(start=False, probe=3.0))
+FEW_CALLS = Recipe(start=0.75, search=Search(start=False, probe=3.0, enough=0.0))
 """For three or four evaluations: begin at less noise, and count what the network still removes from an end.
 
 Samples are nearer to the model's as a set, and less like its many-step samples of the same seeds. Other seeds:
