@@ -738,8 +738,8 @@ METHODS |= {
 }
 
 FEW: dict[str, dict[str, Any]] = {
-    "calibrated-few": {"start": FEW_CALLS.start, "search": FEW_CALLS.search},
-    "low start": {"start": FEW_CALLS.start, "search": Search(start=False)},
+    "calibrated-few": {"search": FEW_CALLS.search},
+    "low start": {"search": Search(start=0.75)},
     "probed": {"search": Search(probe=3.0)},
 }
 """Calibrations for few calls, and either change alone."""

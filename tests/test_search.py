@@ -428,20 +428,19 @@ def test_a_probe_costs_an_evaluation_a_trial():
     """And one for each of the two it judges and for the fine ends, twice: of all samples, and of those that judge."""
     run, spent = reference(), []
     for weight in (0.0, 3.0):
-        few = replace(sd.FEW_CALLS, search=sd.Search(iterations=0, start=False, probe=weight))
+        few = replace(sd.FEW_CALLS, search=sd.Search(iterations=0, start=0.75, probe=weight))
         found = sd.calibrate(edm(), 3, recipe=few, reference=run).provenance
         assert (found["trials"], len(found["mismatch"])) == (4, 5)
         spent.append(found["network_calls"])
     assert spent[1] - spent[0] == 1 + 2 + 2
 
 
-def test_a_search_may_leave_where_a_recipe_begins():
+def test_a_search_leaves_a_start_that_is_given_alone():
     run = reference()
-    recipe = sd.Recipe(seeds=run.seeds, start=5.0, search=sd.Search(iterations=1))
-    found = sd.calibrate(edm(), 3, recipe=recipe, reference=run)
-    assert found.levels[0].ratio != pytest.approx(5.0 * run.peak_band_rms)
-    fixed = sd.calibrate(edm(), 3, recipe=replace(recipe, search=None), reference=run)
-    assert fixed.levels[0].ratio == pytest.approx(5.0 * run.peak_band_rms)
+    for start in (5.0, 1):
+        recipe = sd.Recipe(seeds=run.seeds, search=sd.Search(iterations=1, start=start))
+        found = sd.calibrate(edm(), 3, recipe=recipe, reference=run)
+        assert found.levels[0].ratio == pytest.approx(max(start * run.peak_band_rms, 3.0 * run.sigma_data))
 
 
 @pytest.mark.parametrize("toy", contract.TOYS)
@@ -455,9 +454,9 @@ def test_few_calls_keep_the_contract(toy: str):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: sd.Recipe(start=0.0), "start must be > 0, got 0.0"),
-        (lambda: sd.Recipe(start="low"), "start must be a number, got 'low'"),
-        (lambda: sd.Recipe(start=0.75, grid=Explicit((3.0, 1.0))), "start must be None with an Explicit grid, which"),
+        (lambda: sd.Search(start=0.0), "start must be > 0, got 0.0"),
+        (lambda: sd.Search(start="low"), "start must be a number, got 'low'"),
+        (lambda: replace(sd.FEW_CALLS, grid=Explicit((3.0, 1.0))), "start must be True or False with an Explicit grid"),
         (lambda: sd.Search(probe=-1.0), "probe must be >= 0 and <= 1e+06, got -1.0"),
     ],
 )

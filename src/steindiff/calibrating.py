@@ -39,7 +39,7 @@ Density = Callable[[ReferenceRun], Grid]
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
 LEAST_START = 3.0
-"""No recipe's runs begin below this many σ_data: noise alone is no state there."""
+"""No runs are told to begin below this many σ_data: noise alone is no state there."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 FEW_STEPS = 5
@@ -126,8 +126,6 @@ class Recipe:
             is as near to the limit as 24 steps are, and what is fitted to them cannot beat it.
         to_zero: whether runs end at σ = 0; None: where the schedule suggests.
         grid: where the search begins, or where to step if there is none: a density of the model's own, or any grid.
-        start: where runs begin, in root energies of the strongest band, but not below 3 σ_data; None: at the schedule's
-            start, or nearer where the search finds better. With `Search(start=False)` they stay there.
         fit: how to correct a step.
         search: how to search; None: step where `grid` says.
         rivals: plain grids the result must beat; one that wins is kept instead. Empty: no comparison is made.
@@ -137,7 +135,6 @@ class Recipe:
     steps: int | None = None
     to_zero: bool | None = None
     grid: Density | Grid = field(default_factory=GaussianDensity)
-    start: float | None = None
     fit: Fits = field(default_factory=ByAlignment)
     search: Search | None = field(default_factory=Search)
     rivals: tuple[Grid, ...] = (LogSNR(), Karras(), UniformTime())
@@ -145,10 +142,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.steps is not None:
             at_least("steps", self.steps, 2)
-        if self.start is not None:
-            number("start", self.start, 0.0, open_end=True)
-            if isinstance(self.grid, Explicit):
-                raise ValueError(f"start must be None with an Explicit grid, which says it, got {self.start!r}")
+        if self.search is not None and self.search.begins is not None and isinstance(self.grid, Explicit):
+            raise ValueError(f"start must be True or False with an Explicit grid, got {self.search.start!r}")
         if self.search is not None and len(self.seeds) < JUDGES:
             raise ValueError(f"seeds must hold at least {JUDGES} to search and judge, got {len(self.seeds)}")
 
@@ -157,7 +152,7 @@ class Recipe:
         return self.steps or max([STEPS, *(STEPS_EACH * nfe for nfe in nfes)])
 
 
-FEW_CALLS = Recipe(start=0.75, search=Search(start=False, probe=3.0, enough=0.0))
+FEW_CALLS = Recipe(search=Search(start=0.75, probe=3.0, enough=0.0))
 """For three or four evaluations: begin at less noise, and count what the network still removes from an end.
 
 Samples are nearer to the model's as a set, and less like its many-step samples of the same seeds. Other seeds:
@@ -371,7 +366,7 @@ class Budget:
 
     def starting_points(self, near: Levels | None) -> list[Levels]:
         """Where a search may begin; the first is where an unsearched calibration steps."""
-        grid, start = self.recipe.grid, self.recipe.start
+        grid, start = self.recipe.grid, self.recipe.search.begins if self.recipe.search else None
         if start is not None:
             start = max(start, LEAST_START * self.reference.sigma_data / self.reference.peak_band_rms)
         if isinstance(grid, Grid):
@@ -380,7 +375,7 @@ class Budget:
         if self.recipe.search is None:
             return [first]
         found = [first] if near is None else [first, resampled(near, first.steps)]
-        if self.recipe.search.start and start is None:
+        if self.recipe.search.start is True:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 

@@ -273,7 +273,8 @@ class Search:
         iterations: Levenberg–Marquardt steps, at most; each costs about n (n + 1) evaluations of a seed, n steps. None:
             three in runs below four steps, else two: from there on a third lowers J, but not the distance of samples.
         levels: search the levels.
-        start: search the first level too; hosts that always begin with unit noise cannot.
+        start: search the first level too. False: it stays the schedule's, as hosts need that begin with unit noise. A
+            number: it stays at so many root energies of the strongest band, but not below 3 σ_data.
         telling: search what the network is told.
         power: p of J: bands count by their energy to this power.
         probe: how much it counts what the network still removes from an end; 0: nothing is probed.
@@ -282,7 +283,7 @@ class Search:
 
     iterations: int | None = None
     levels: bool = True
-    start: bool = True
+    start: bool | float = True
     telling: bool = True
     power: float = 0.5
     enough: float = 0.01
@@ -291,14 +292,21 @@ class Search:
     def __post_init__(self) -> None:
         if self.iterations is not None:
             at_least("iterations", self.iterations, 0)
+        if self.begins is not None:
+            number("start", self.start, 0.0, open_end=True)
         number("power", self.power, 0.0, 4.0)
         number("enough", self.enough, 0.0, 1.0)
         number("probe", self.probe, 0.0, 1e6)
 
+    @property
+    def begins(self) -> float | None:
+        """Where runs begin, in root energies of the strongest band; None: that is searched, or the schedule's."""
+        return None if isinstance(self.start, bool) else self.start
+
     def coordinates(self, solver: Solver, levels: Levels) -> list[Coordinate]:
         """What there is to search: levels the solver may move, and levels at which it evaluates."""
         asked = {stage.level for i in range(levels.steps) for stage in solver.tableau(levels, i).stages}
-        first = 0 if self.start else 1
+        first = 0 if self.start is True else 1
         found = [Coordinate(i, True) for i in range(first, levels.steps)] if self.levels else []
         if self.telling:
             found += [Coordinate(i, False) for i, level in enumerate(levels) if level in asked and level.alpha > 0]

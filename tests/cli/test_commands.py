@@ -178,7 +178,7 @@ def test_calibrate_for_few(steindiff, tmp_path):
     assert done.code == 0, done.err
     made = Calibration.load(next(tmp_path.glob("*-dpmpp-2m-3.json")))
     assert "iterations=1" in made.provenance["search"]
-    assert "start=False" in made.provenance["search"]
+    assert "start=0.75" in made.provenance["search"]
     assert "probe=3.0" in made.provenance["search"]
     wrong = steindiff(f"calibrate --model digits --few --search 0 --out {tmp_path}")
     assert "search must be >= 1 with --few, got 0" in wrong.err

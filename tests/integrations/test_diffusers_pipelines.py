@@ -900,7 +900,7 @@ def test_a_late_start_where_the_host_begins_with_unit_noise_is_refused():
 
 def test_a_recipe_that_begins_late_needs_a_host_that_can():
     few = replace(FEW_CALLS, seeds=range(6), steps=6, search=replace(FEW_CALLS.search, iterations=1))
-    with pytest.raises(ValueError, match=r"recipe.start must be None, got 0.75: runs of DDPMScheduler begin at its"):
+    with pytest.raises(ValueError, match=r"start must be True or False, got 0.75: DDPMScheduler begins at its"):
         ours.calibrate(tiny.ddpm(), nfe=4, **{**QUICK, "recipe": few})
     case = CASES["sd"]
     calibration = ours.calibrate(case.make(), nfe=5, solver=Heun(), **{**QUICK, "recipe": few}, **case.call)

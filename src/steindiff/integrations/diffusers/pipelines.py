@@ -214,10 +214,12 @@ def calibrate(
     model = capture(pipe, scheduler, batch=batch, **call).model()
     # Only some hosts can begin below the first level: pipelines begin with unit noise.
     late = hasattr(type(scheduler).stock, "init_noise_sigma")
-    if recipe.start is not None and not late:
-        name = type(pipe.scheduler).__name__
-        raise ValueError(f"recipe.start must be None, got {recipe.start!r}: runs of {name} begin at its first level")
-    search = recipe.search and replace(recipe.search, start=recipe.search.start and late)
+    search = recipe.search
+    if search is not None and not late:
+        if search.begins is not None:
+            host = type(pipe.scheduler).__name__
+            raise ValueError(f"start must be True or False, got {search.start!r}: {host} begins at its first level")
+        search = replace(search, start=False)
     recipe = replace(recipe, to_zero=True, search=search)  # the host's runs end at σ = 0
     announce(model, recipe, budgets, batch)
     made: list[Calibration] = []
