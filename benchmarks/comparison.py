@@ -737,24 +737,16 @@ METHODS |= {
     for name, (count, nth) in REPEATED.items()
 }
 
-FEW: dict[str, dict[str, Any]] = {
-    "calibrated-few": {"search": FEW_CALLS.search},
-    "low start": {"search": Search(start=0.75)},
-    "probed": {"search": Search(probe=3.0)},
-}
-"""Calibrations for few calls, and either change alone."""
 REPEATED_FEW = {f"few, 64 seeds, nth {nth}": nth for nth in range(1, 6)}
 METHODS |= {
-    name: Method(title, partial(Bench.calibrated, seeds=seeds, **changes), seeds=seeds, teacher_nfe=24)
-    for name, title, seeds, changes in (
-        ("calibrated-few", "calibrated for few", SEEDS, FEW["calibrated-few"]),
-        ("calibrated-few-64", "calibrated for few, 64 seeds", 64, FEW["calibrated-few"]),
-        ("low start-64", "low start, 64 seeds", 64, FEW["low start"]),
-        ("probed-64", "probed, 64 seeds", 64, FEW["probed"]),
-        *((name, name, 64, {**FEW["calibrated-few"], "nth": nth}) for name, nth in REPEATED_FEW.items()),
+    name: Method(title, partial(Bench.calibrated, search=FEW_CALLS.search, **how), seeds=how["seeds"], teacher_nfe=24)
+    for name, title, how in (
+        ("calibrated-few", "calibrated for few", {"seeds": SEEDS}),
+        ("calibrated-few-64", "calibrated for few, 64 seeds", {"seeds": 64}),
+        *((name, name, {"seeds": 64, "nth": nth}) for name, nth in REPEATED_FEW.items()),
     )
 }
-TRIED = (*ABLATIONS, *REPEATED, "low start-64", "probed-64", *REPEATED_FEW)
+TRIED = (*ABLATIONS, *REPEATED, *REPEATED_FEW)
 """Measured when asked for by name."""
 
 CALIBRATED = ("dpmpp-2m", "ipndm-4", "unipc-bh1-3", "ddim", "dpmpp-3m", "heun")

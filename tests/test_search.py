@@ -76,10 +76,10 @@ def test_bands_count_by_their_energy():
     assert weighted == pytest.approx(2.0 * even * 100 / 101, rel=0.05)
 
 
-def probe_of(denoiser: sd.Denoiser, x: Tensor) -> Probe:
+def probe_of(denoiser: sd.Denoiser, x: Tensor, weight: float) -> Probe:
     """At σ = 0.5, with noise drawn for it."""
     noise = 0.5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=x.dtype)
-    return Probe(denoiser, sd.EDM().at(math.log(2.0)), noise)
+    return Probe(denoiser, sd.EDM().at(math.log(2.0)), noise, weight)
 
 
 def test_what_a_gaussians_denoiser_removes_is_known():
@@ -87,8 +87,8 @@ def test_what_a_gaussians_denoiser_removes_is_known():
     generator = torch.Generator().manual_seed(0)
     shape, groups, basis = (1, 4000), Groups.of([None] * 40), Identity((1, 4000))
     goal = torch.randn(40, *shape, generator=generator, dtype=FLOAT)
-    probe = probe_of(Gaussian(torch.zeros(shape, dtype=FLOAT), torch.ones(shape, dtype=FLOAT)), goal)
-    plain, probed = Mismatch(basis, goal, groups), Mismatch(basis, goal, groups, probe=(probe, 3.0))
+    probe = probe_of(Gaussian(torch.zeros(shape, dtype=FLOAT), torch.ones(shape, dtype=FLOAT)), goal, 3.0)
+    plain, probed = Mismatch(basis, goal, groups), Mismatch(basis, goal, groups, probe=probe)
     assert probed(goal) == pytest.approx(0.0, abs=1e-12)
     w, s2 = 0.8, 0.25
     was, now = ((1.0 - w) ** 2 * scale**2 + w**2 * s2 for scale in (1.0, 1.3))
@@ -105,7 +105,7 @@ def test_a_probe_sees_what_energies_do_not():
     for _ in range(20):
         gain = (-0.5 * plain.energies.gap(made)).exp()
         made = run.groups().means(made) + (made - run.groups().means(made)) * run.basis.spread(gain).float()
-    probed = Mismatch(run.basis, goal, run.groups(), probe=(Probe.of(run, run.denoiser()), 1.0))
+    probed = Mismatch(run.basis, goal, run.groups(), probe=Probe.of(run, run.denoiser(), 1.0))
     energies, removed = probed.residuals(run.basis.inverse(made)).gaps.square().view(2, -1).sum(1)
     assert float(energies) < 1e-4 < 0.1 < float(removed)
 
@@ -116,15 +116,15 @@ def test_some_rows_are_judged_as_if_they_were_all():
     rows, groups = run.rows(lambda place: place % 3 == 0), run.groups(lambda place: place % 3 == 0)
     some = Mismatch(run.basis, goal, groups, rows=rows)
     assert some(x) == pytest.approx(Mismatch(run.basis, goal[rows], groups)(x[rows]))
-    probe = Probe.of(run, run.denoiser())
-    part = Probe(run.model.denoiser_for(run.seeds[::3]), probe.level, probe.noise[::3])
-    probed = Mismatch(run.basis, goal, groups, rows=rows, probe=(probe, 2.0))(x)
-    assert probed == pytest.approx(Mismatch(run.basis, goal[rows], groups, probe=(part, 2.0))(x[rows]), rel=1e-5)
+    probe = Probe.of(run, run.denoiser(), 2.0)
+    part = Probe(run.model.denoiser_for(run.seeds[::3]), probe.level, probe.noise[::3], 2.0)
+    probed = Mismatch(run.basis, goal, groups, rows=rows, probe=probe)(x)
+    assert probed == pytest.approx(Mismatch(run.basis, goal[rows], groups, probe=part)(x[rows]), rel=1e-5)
 
 
 def test_a_probes_noise_is_no_runs_own():
     run = reference()
-    probe = Probe.of(run, run.denoiser())
+    probe = Probe.of(run, run.denoiser(), 1.0)
     assert probe.level.ratio == pytest.approx(0.6 * run.sigma_data)
     begun = run.model.noise(run.seeds, probe.level)
     assert abs(float((probe.noise * begun).mean() / begun.square().mean())) < 0.2
@@ -445,7 +445,7 @@ def test_a_search_leaves_a_start_that_is_given_alone():
 
 @pytest.mark.parametrize("toy", contract.TOYS)
 def test_few_calls_keep_the_contract(toy: str):
-    """Without the bound of the start, vectors do not: noise of 0.75 root energies is no state of theirs."""
+    """Without the bound of the start vectors do not: noise of 0.75 root energies does not pass for a state there."""
     cell = contract.Cell(toy, "dpmpp-2m", 4 if toy.startswith("vectors") else 3)
     found = contract.measure(cell, sd.FEW_CALLS)
     assert "broken" not in found, (cell, found)

@@ -39,7 +39,7 @@ Density = Callable[[ReferenceRun], Grid]
 STARTS = ((2.0, 0.2), (1.2, 0.2), (1.2, 0.35))
 """Where a search may begin: at this many root energies of the strongest band, on a density with this exponent."""
 LEAST_START = 3.0
-"""No runs are told to begin below this many σ_data: noise alone is no state there."""
+"""No runs are told to begin below this many σ_data: there noise alone does not pass for a state."""
 JUDGES = 3
 """Every third seed judges: no weight is fitted to it before it is known what to keep."""
 FEW_STEPS = 5
@@ -287,11 +287,6 @@ class Budget:
         """How much bands count by their energy, also where nothing is searched."""
         return (self.recipe.search or Search()).power
 
-    @property
-    def probing(self) -> float:
-        """How much what the network still removes counts."""
-        return self.recipe.search.probe if self.recipe.search else 0.0
-
     def told(self, mismatch: float) -> None:
         """Report a trial; stop where that is asked for."""
         self.done += 1
@@ -307,7 +302,8 @@ class Budget:
         device = reference.model.device
         denoiser = reference.denoiser()
         calls = denoiser.calls
-        probe = (Probe.of(reference, denoiser), self.probing) if self.probing else None
+        weight = recipe.search.probe if recipe.search else 0.0
+        probe = Probe.of(reference, denoiser, weight) if weight else None
         judged_apart = bool(recipe.rivals or recipe.search) and len(reference.seeds) >= 2 * JUDGES
         apart = judges([reference.model.condition_of(seed) for seed in reference.seeds]) if judged_apart else None
         fitted = None if apart is None else lambda place: place not in apart
@@ -366,12 +362,12 @@ class Budget:
 
     def starting_points(self, near: Levels | None) -> list[Levels]:
         """Where a search may begin; the first is where an unsearched calibration steps."""
-        grid, start = self.recipe.grid, self.recipe.search.begins if self.recipe.search else None
-        if start is not None:
-            start = max(start, LEAST_START * self.reference.sigma_data / self.reference.peak_band_rms)
+        grid, begins = self.recipe.grid, self.recipe.search.begins if self.recipe.search else None
+        if begins is not None:
+            begins = max(begins, LEAST_START * self.reference.sigma_data / self.reference.peak_band_rms)
         if isinstance(grid, Grid):
-            return [self.levels(grid, start)]
-        first = self.levels(grid(self.reference), start)
+            return [self.levels(grid, begins)]
+        first = self.levels(grid(self.reference), begins)
         if self.recipe.search is None:
             return [first]
         found = [first] if near is None else [first, resampled(near, first.steps)]
@@ -379,7 +375,7 @@ class Budget:
             found += [self.levels(GaussianDensity(power)(self.reference), start) for start, power in STARTS]
         return list(dict.fromkeys(found))
 
-    def objective(self, counted: Chosen | None = None, probe: tuple[Probe, float] | None = None) -> Mismatch:
+    def objective(self, counted: Chosen | None = None, probe: Probe | None = None) -> Mismatch:
         """J of the ends of all samples, by those that are counted; None: all."""
         reference = self.reference
         goal = reference.samples.to(reference.model.device)
@@ -389,28 +385,27 @@ class Budget:
         return Mismatch(reference.basis, goal, groups, self.power, rows=rows, probe=probe)
 
     def judge(
-        self, found: Mapping[str, Found], counted: Chosen | None, probe: tuple[Probe, float] | None
+        self, found: Mapping[str, Found], counted: Chosen | None, probe: Probe | None
     ) -> tuple[str, dict[str, float]]:
         """Which candidate to keep, by J of samples nothing was fitted to, and that J of every candidate.
 
         A probe helps to choose among what it was searched with. That a plain run is beaten is for the ends to show.
         """
-        ends = {name: c.trial.states[-1].to(self.reference.model.device) for name, c in found.items()}
-        pairs = self.objective(counted)
-        judged = {name: pairs(x) for name, x in ends.items()}
-        corrected = {name: judged[name] for name, c in found.items() if c.corrected}
-        if probe is not None:
-            chooses = self.objective(counted, probe)
-            corrected = {name: chooses(ends[name]) for name in corrected}
-        best = min(corrected, key=corrected.__getitem__)
-        rivals = {name: c.trial.mismatch for name, c in found.items() if not c.corrected}
+        device = self.reference.model.device
+        corrected, rivals = ([name for name, c in found.items() if c.corrected is kind] for kind in (True, False))
+
+        def by(objective: Mismatch, names: Iterable[str]) -> dict[str, float]:
+            return {name: objective(found[name].trial.states[-1].to(device)) for name in names}
+
+        judged, whole = by(self.objective(counted), found), by(self.objective(), found)
+        chosen = judged if probe is None else by(self.objective(counted, probe), corrected)
+        best = min(corrected, key=chosen.__getitem__)
         if not rivals:
             return best, judged
         # Nothing is fitted to a plain run, so all of its samples judge it. Few judge a calibration, and a rare one that
         # goes astray may not be among them: all of them must say so too.
-        plain = min(rivals, key=rivals.__getitem__)
-        whole = found[best].trial.mismatch if probe is None else self.objective()(ends[best])
-        nearer = judged[best] < BETTER * judged[plain] and whole < BETTER * rivals[plain]
+        plain = min(rivals, key=whole.__getitem__)
+        nearer = all(known[best] < BETTER * known[plain] for known in (judged, whole))
         return (best if nearer else plain), judged
 
     def refit(self, levels: Levels, denoiser: Denoiser) -> tuple[StepWeights, ...]:

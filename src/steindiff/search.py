@@ -63,19 +63,24 @@ PROBED = 0.6
 
 @dataclass(frozen=True)
 class Probe:
-    r"""What the network still removes: P(x) = D(x + σ n, σ) − x of ends x of a reference's seeds, `(N, *)`."""
+    r"""What the network still removes: P(x) = D(x + σ n, σ) − x of ends x of a reference's seeds, `(N, *)`.
+
+    In J it counts `weight` times as much as the ends themselves.
+    """
 
     denoiser: Denoiser
     level: Level
     noise: Tensor
+    weight: float
 
     @classmethod
-    def of(cls, reference: ReferenceRun, denoiser: Denoiser) -> Probe:
+    def of(cls, reference: ReferenceRun, denoiser: Denoiser, weight: float) -> Probe:
         """At σ = 0.6 σ_data, with noise no run begins with."""
         schedule = reference.model.schedule
         ratio = max(schedule.ratio_min, min(schedule.ratio_max, PROBED * reference.sigma_data))
         level = schedule.at(-math.log(ratio))
-        return cls(denoiser, level, reference.model.noise([seed ^ 2**31 for seed in reference.local_seeds], level))
+        noise = reference.model.noise([seed ^ 2**31 for seed in reference.local_seeds], level)
+        return cls(denoiser, level, noise, weight)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
@@ -108,7 +113,7 @@ class Mismatch:
         power: p.
         tail: weight of busy samples.
         rows: which samples count, `(N,)` bool; None: all.
-        probe: what the network still removes, and how much that counts.
+        probe: what the network still removes; None: that does not count.
     """
 
     def __init__(
@@ -119,14 +124,15 @@ class Mismatch:
         power: float = 0.5,
         tail: float = 0.1,
         rows: Tensor | None = None,
-        probe: tuple[Probe, float] | None = None,
+        probe: Probe | None = None,
     ) -> None:
-        self.basis, self.probe = basis, probe
+        self.basis = basis
         self.rows = slice(None) if rows is None else rows.to(goal.device)
         self.known = basis.forward(goal[self.rows])
-        self.energies, self.removed = Energies(basis, self.known, groups, power), None
+        self.energies = Energies(basis, self.known, groups, power)
+        self.probed: tuple[Probe, Energies] | None = None
         if probe is not None:
-            self.removed = Energies(basis, basis.forward(probe[0](goal)[self.rows]), groups, power)
+            self.probed = probe, Energies(basis, basis.forward(probe(goal)[self.rows]), groups, power)
         index = band_index(basis, goal.device)
         size = band_sizes(basis, goal.device) * len(groups.whole)
         factors = (self.energies.bands * weights_of(self.energies.wanted, tail) / size).sqrt()  # (N, K)
@@ -136,10 +142,9 @@ class Mismatch:
         """The residuals of ends `x`, `(N, *)`."""
         made = self.basis.forward(x[self.rows])
         gaps = [self.energies.bands.sqrt() * self.energies.gap(made)]
-        if self.probe is not None and self.removed is not None:
-            probe, weight = self.probe
-            removed = self.basis.forward(probe(x)[self.rows])
-            gaps.append((weight * self.removed.bands).sqrt() * self.removed.gap(removed))
+        if self.probed is not None:
+            probe, energies = self.probed
+            gaps.append((probe.weight * energies.bands).sqrt() * energies.gap(self.basis.forward(probe(x)[self.rows])))
         return Residuals(((made - self.known) * self.factors).flatten(1), torch.cat(gaps))
 
     def __call__(self, x: Tensor) -> float:
@@ -274,7 +279,7 @@ class Search:
             three in runs below four steps, else two: from there on a third lowers J, but not the distance of samples.
         levels: search the levels.
         start: search the first level too. False: it stays the schedule's, as hosts need that begin with unit noise. A
-            number: it stays at so many root energies of the strongest band, but not below 3 σ_data.
+            number: it stays at that many root energies of the strongest band, but not below 3 σ_data.
         telling: search what the network is told.
         power: p of J: bands count by their energy to this power.
         probe: how much it counts what the network still removes from an end; 0: nothing is probed.
